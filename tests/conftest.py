@@ -147,6 +147,6 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture
 def name(spark: SparkSession) -> Iterator[str]:
     """A name that no other test uses in Spark's catalog; a table of it is dropped afterwards."""
-    found = f"name_{next(_names)}"
-    yield found
-    spark.sql(f"DROP TABLE IF EXISTS {found}")
+    table_name = f"name_{next(_names)}"
+    yield table_name
+    spark.sql(f"DROP TABLE IF EXISTS {table_name}")

@@ -66,14 +66,14 @@ def test_a_worse_ratio_fails_at_the_second_attempt(
     runs: list[dict[str, float] | None], fine: bool, attempts: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The smaller of two attempts counts, and those of other benchmarks do not. A ratio that is no longer measured is worse."""
-    asked: list[str] = []
+    measured: list[str] = []
 
     def measure(name: str) -> dict[str, float] | None:
-        asked.append(name)
-        return runs[len(asked) - 1]
+        measured.append(name)
+        return runs[len(measured) - 1]
 
     assert check_ratios(["one"], RECORDED, measure) is fine
-    assert asked == ["one"] * attempts
+    assert measured == ["one"] * attempts
     assert ("WORSE" in capsys.readouterr().out) is (not fine and runs[0] is not None)
 
 
@@ -93,14 +93,14 @@ def test_every_benchmark_is_known() -> None:
 @pytest.mark.nightly
 def test_the_guard_runs_a_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It records what a small benchmark prints, and then compares with that: it fails for ratios that nobody reaches."""
-    arguments, ours = QUICK["bench_get"]
+    arguments, contenders = QUICK["bench_get"]
     small = [*arguments, "--rows", "1000", "--runs", "50", "--warmup", "20", "--core", "-1", "--data", str(tmp_path)]
-    monkeypatch.setitem(QUICK, "bench_get", (small, ours))
+    monkeypatch.setitem(QUICK, "bench_get", (small, contenders))
     path = tmp_path / "ratios.json"
 
     def guard(*more: str) -> int:
-        given = ["run", "--quick", "--only", "bench_get", "--out", str(tmp_path / "out"), "--ratios", str(path), *more]
-        monkeypatch.setattr(sys, "argv", given)
+        argv = ["run", "--quick", "--only", "bench_get", "--out", str(tmp_path / "out"), "--ratios", str(path), *more]
+        monkeypatch.setattr(sys, "argv", argv)
         with pytest.raises(SystemExit) as ended:
             run.main()
         return int(ended.value.code or 0)

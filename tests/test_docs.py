@@ -40,13 +40,13 @@ TOP = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", 
 TEXTS = {path.relative_to(ROOT / "docs" if path in DOCS else ROOT).as_posix(): path.read_text(encoding="utf-8") for path in [*TOP, *DOCS]}  # fmt: skip
 README = TEXTS["README.md"]
 CONF = ROOT / "conf" / "lookupcache.conf"
-KNOWN = re.findall(r"^\| `(lookup\.[^`*]+)", options_table(OPTIONS), re.MULTILINE)
+OPTION_KEYS = re.findall(r"^\| `(lookup\.[^`*]+)", options_table(OPTIONS), re.MULTILINE)
 
 
 def test_options_table() -> None:
     """The table of options is the generated one."""
-    found = re.search(r"<!-- options -->\n(.*?)\n?<!-- /options -->", TEXTS["options.md"], re.DOTALL)
-    assert found[1] == options_table(OPTIONS), "put what options_table(OPTIONS) returns between the markers"
+    table = re.search(r"<!-- options -->\n(.*?)\n?<!-- /options -->", TEXTS["options.md"], re.DOTALL)
+    assert table[1] == options_table(OPTIONS), "put what options_table(OPTIONS) returns between the markers"
 
 
 def test_pages_name_known_things() -> None:
@@ -54,7 +54,7 @@ def test_pages_name_known_things() -> None:
     mentioned = set(re.findall(r"`(lookup\.[a-z._-]*[a-z])", "".join(TEXTS.values())))
     prefixes = ("lookup.storage", "lookup.provider.", "lookup.catalog.", "lookup.http.header")
     of_tables = {LOG_RETENTION, VACUUM_AFTER}
-    assert {key for key in mentioned if not key.startswith(prefixes)} <= {*KNOWN, *of_tables}
+    assert {key for key in mentioned if not key.startswith(prefixes)} <= {*OPTION_KEYS, *of_tables}
     assert pyspark_lookup.__version__ in TEXTS["CHANGELOG.md"]
     kinds = {kind for text in TEXTS.values() for kind in re.findall(r"^ *```(\w*)$", text, re.MULTILINE)}
     assert kinds <= {"", "python", "sh", "sql", "text", "yaml", "mermaid"}
@@ -107,13 +107,13 @@ def test_reference_of_the_command_line() -> None:
     commands = [*host_commands.COMMANDS, *table_commands.COMMANDS, *advise.COMMANDS]
     assert sorted(rows) == sorted(str(command.name) for command in commands)
     for command in commands:
-        options = {option for one in command.params for option in one.opts if option.startswith("--")}
+        options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
         assert set(re.findall(r"`(--[\w-]+)", rows[str(command.name)])) == options - {
             "--option",
             "--cache-dir",
             "--json",
         }
-        arguments = [one for one in command.params if isinstance(one, click.Argument)]
+        arguments = [parameter for parameter in command.params if isinstance(parameter, click.Argument)]
         assert len(re.findall(r"\[?[A-Z.]+…?\]?", rows[str(command.name)].partition("`")[0])) == len(arguments)
 
 
@@ -163,11 +163,11 @@ def test_readme_examples_run(spark: SparkSession, tmp_path: Path, capsys: pytest
         ):  # fmt: skip
             text = text.replace(old, new)
     if BY_NIGHT:
-        shown = pasted(text, tmp_path, shell=False)
+        output = pasted(text, tmp_path, shell=False)
     else:
         exec(blocks(text, "python"), {})
-        shown = capsys.readouterr().out
-    assert re.findall(r"\|\s*2\|\s*(\w+)\|", shown) == ["NULL", "Bergen", "Bergen"]
+        output = capsys.readouterr().out
+    assert re.findall(r"\|\s*2\|\s*(\w+)\|", output) == ["NULL", "Bergen", "Bergen"]
 
 
 @pytest.mark.nightly
@@ -209,7 +209,7 @@ def pasted(text: str, tmp_path: Path, shell: bool = True) -> str:
     environ["PYTHONPATH"] = str(ROOT)  # the examples are installed with a checkout only
     (tmp_path / "pyspark-lookup").write_text(f"#!/bin/sh\nexec '{sys.executable}' -m pyspark_lookup \"$@\"\n")
     (tmp_path / "pyspark-lookup").chmod(0o755)
-    shown = ""
+    output = ""
     programs = {"python": [sys.executable], **({"sh": ["bash", "-euo", "pipefail"]} if shell else {})}
     for language, program in programs.items():
         script = tmp_path / f"example.{language}"
@@ -217,11 +217,11 @@ def pasted(text: str, tmp_path: Path, shell: bool = True) -> str:
         shared: dict[str, Any] = {"env": environ, "cwd": tmp_path, "capture_output": True, "text": True}
         ran = subprocess.run([*program, script], check=False, timeout=200, **shared)
         assert ran.returncode == 0, ran.stderr
-        shown += ran.stdout
-    return shown
+        output += ran.stdout
+    return output
 
 
-SHOWN: dict[str, dict[str, list[str]]] = {
+EXPECTED_OUTPUT: dict[str, dict[str, list[str]]] = {
     "joins.md": {r"strategy: (\w+ \(a batch) of about": ["cache (a batch"] * 2, r"Kennedy": ["Kennedy"] * 3},
     "managed.md": {
         r"^\| (BOS|EWR|JFK|LGA)\|": ["BOS", "EWR", "JFK", "LGA"], r"^\['BOS', 'EWR', (.*)\]$": ["'JFK', 'LGA'"],
@@ -250,12 +250,12 @@ PAGES = [
 @pytest.mark.parametrize("path", PAGES)
 def test_pages_run(path: Path, tmp_path: Path) -> None:
     """The blocks of each page run as they stand, and print what the page says that they print."""
-    shown = pasted(TEXTS[path.name], tmp_path)
-    for pattern, expected in SHOWN.get(path.name, {}).items():
-        assert re.findall(pattern, shown, re.MULTILINE)[: len(expected)] == expected
-    if path.name not in SHOWN:
-        said = re.findall(r"^ *print\(.*\)  # (.*)$", TEXTS[path.name], re.MULTILINE)
-        assert said == [line for line in shown.splitlines() if line in said]
+    output = pasted(TEXTS[path.name], tmp_path)
+    for pattern, expected in EXPECTED_OUTPUT.get(path.name, {}).items():
+        assert re.findall(pattern, output, re.MULTILINE)[: len(expected)] == expected
+    if path.name not in EXPECTED_OUTPUT:
+        promised_lines = re.findall(r"^ *print\(.*\)  # (.*)$", TEXTS[path.name], re.MULTILINE)
+        assert promised_lines == [line for line in output.splitlines() if line in promised_lines]
 
 
 @pytest.mark.parametrize("path", [*TOP, *DOCS, *(ROOT / ".github").glob("*.md")], ids=lambda path: path.relative_to(ROOT).as_posix())  # fmt: skip
@@ -300,12 +300,12 @@ def test_conf_file(tmp_path: Path) -> None:
     values = conf_file_options({"LOOKUPCACHE_CONF": str(copy)})
     path = {"path": "s3://bucket/dim"}
     parse_options(path, conf=values)
-    assert [key for key in values if key not in KNOWN and not key.startswith("lookup.storage.")] == []
+    assert [key for key in values if key not in OPTION_KEYS and not key.startswith("lookup.storage.")] == []
     assert set(conf_file_secrets({"LOOKUPCACHE_CONF": str(copy)})) == {"key", "secret"}
     examples = (
         "full-cache.max-staleness full-cache.retain full-cache.blackout metadata.source metadata.sync-interval settle"
     )
     examples = {f"lookup.{key}" for key in f"{examples} cache.dir cache.max-bytes on-version-gone".split()}
-    shown = {key: value for key, value in values.items() if key not in examples and ".storage." not in key}
-    assert len(shown) >= 6
-    assert parse_options(path, conf=shown) == parse_options(path, conf={})
+    defaults = {key: value for key, value in values.items() if key not in examples and ".storage." not in key}
+    assert len(defaults) >= 6
+    assert parse_options(path, conf=defaults) == parse_options(path, conf={})

@@ -108,14 +108,14 @@ class World:
         """The rows that a new process of that host reads, by a scan and by their keys."""
         host, options = self.host(cache, at_s), self.parsed()
         for _ in range(2):  # the second time from what the first has put right
-            found, plan = host.plan(options)
-            shown = plan.projection.columns
-            scanned = pa.Table.from_batches(list(host.reader.read(plan, ReadTask(0, 1), None)), shown).sort_by("id")
+            resolved, plan = host.plan(options)
+            columns = plan.projection.columns
+            scanned = pa.Table.from_batches(list(host.reader.read(plan, ReadTask(0, 1), None)), columns).sort_by("id")
             keys = pa.table({"id": pa.array([*self.rows["id"].to_pylist(), -5, None], pa.int64())})
-            by_key = get_many(host.reader, plan, keys, ["id"], None).select(shown.names)
+            by_key = get_many(host.reader, plan, keys, ["id"], None).select(columns.names)
             asked_for = scanned.filter(pc.is_in(scanned["id"], keys["id"].drop_null()))
             assert in_order(by_key).equals(in_order(asked_for))
-        table = found.table
+        table = resolved.table
         host.resolver.host.known_versions(options)
         host.resolver.host.floor(table.url)
         publisher = Publisher(host.metrics, host.disk, key_of(table.scope, table.url), table.url, host.clock.host())
@@ -151,26 +151,26 @@ def _home() -> Path:
 def world(kind: str, name: str) -> World:
     """What a host keeps that has read a table, another state of it, and that again."""
     home = _home() / f"{kind}-{name}".replace(" ", "-")
-    made = World(home / "dim", READS[name], home / "cache", pa.table({"id": pa.array([], pa.int64())}))
-    changes = files_changed(made.path) if kind == "files" else log_changed(made.path, home / "writer")
+    current = World(home / "dim", READS[name], home / "cache", pa.table({"id": pa.array([], pa.int64())}))
+    changes = files_changed(current.path) if kind == "files" else log_changed(current.path, home / "writer")
     for number, rows in enumerate(changes):
-        made = dataclasses.replace(made, rows=rows)
+        current = dataclasses.replace(current, rows=rows)
         # With CACHE a host is to learn of the state now.
-        learning = dataclasses.replace(made, options={k: v for k, v in made.options.items() if k not in CACHED and "sync" not in k and "reload" not in k})  # fmt: skip
-        for reader in (learning, made):
-            for again in range(2):
-                at_s = 4_500_000_000.0 + 10_000 * number + again
-                if "reloaded" in name and reader is made:
-                    reload(made, at_s)
-                reader.read(made.cache, at_s)
-    assert made.read(made.cache).equals(made.rows)
-    return made
+        learning = dataclasses.replace(current, options={k: v for k, v in current.options.items() if k not in CACHED and "sync" not in k and "reload" not in k})  # fmt: skip
+        for reader in (learning, current):
+            for attempt in range(2):
+                at_s = 4_500_000_000.0 + 10_000 * number + attempt
+                if "reloaded" in name and reader is current:
+                    reload(current, at_s)
+                reader.read(current.cache, at_s)
+    assert current.read(current.cache).equals(current.rows)
+    return current
 
 
-def reload(made: World, at_s: float) -> None:
-    host = made.host(made.cache, at_s)
-    table, _ = host.resolver.discover(made.parsed())
-    full = host.reader.fulls.get_cache(table, made.parsed())
+def reload(current: World, at_s: float) -> None:
+    host = current.host(current.cache, at_s)
+    table, _ = host.resolver.discover(current.parsed())
+    full = host.reader.fulls.get_cache(table, current.parsed())
     full.reload()
 
 
@@ -205,8 +205,10 @@ def copied(directory: Path) -> Iterator[Path]:
 
 def damage_one(data: st.DataObject, paths: list[Path]) -> Path:
     """One of the files, damaged; parts of it, or all, may come from another one."""
-    path, other = (data.draw(st.sampled_from(paths)) for _ in range(2))
-    path.write_bytes(data.draw(damaged(path.read_bytes(), [other.read_bytes()]) | st.just(other.read_bytes())))
+    path, other_path = (data.draw(st.sampled_from(paths)) for _ in range(2))
+    path.write_bytes(
+        data.draw(damaged(path.read_bytes(), [other_path.read_bytes()]) | st.just(other_path.read_bytes()))
+    )
     return path
 
 
@@ -224,13 +226,13 @@ def restated(path: Path, alter: Callable[[Any], Any]) -> None:
     blob = path.read_bytes()
     if path.parts[-3] == "records" or path.parts[-2] == "counters":
         end = HEADER_BYTES + int.from_bytes(blob[8:16], "little")
-        said = json.dumps(alter(json.loads(blob[HEADER_BYTES:end]))).encode()
-        path.write_bytes(wrap(said, f"{path.parent.name}/{path.name}") + blob[end:])
+        payload = json.dumps(alter(json.loads(blob[HEADER_BYTES:end]))).encode()
+        path.write_bytes(wrap(payload, f"{path.parent.name}/{path.name}") + blob[end:])
     else:
         (length,) = struct.unpack_from("<Q", blob, len(blob) - 20)
-        said = json.dumps(alter(json.loads(blob[-20 - length : -20]))).encode()
-        foot = struct.pack("<QI8s", len(said), zlib.crc32(said), b"LKUPSEG1")
-        path.write_bytes(blob[: -20 - length] + said + foot)
+        payload = json.dumps(alter(json.loads(blob[-20 - length : -20]))).encode()
+        foot = struct.pack("<QI8s", len(payload), zlib.crc32(payload), b"LKUPSEG1")
+        path.write_bytes(blob[: -20 - length] + payload + foot)
 
 
 @each_world
@@ -285,8 +287,8 @@ def test_a_damaged_log_is_told(data: st.DataObject, known: bool, sound: bool) ->
                 asked_all(made, cache)
 
 
-def asked_all(made: World, cache: Path) -> None:
-    host, options = made.host(cache), parse_options({"path": str(made.path)})
+def asked_all(copy: World, cache: Path) -> None:
+    host, options = copy.host(cache), parse_options({"path": str(copy.path)})
     table, _ = host.resolver.discover(options)
     state, log = host.managed.read_log(options), host.managed.log(table.url)
     for position in {1, 2, state.position // 2, state.position}:
@@ -350,12 +352,12 @@ WHERE_PIECES = [
 
 def deleted_rows(data: st.DataObject, home: Path) -> None:
     """What is left of such a file names the same rows; pages have checksums, the footer has none."""
-    blob, other = (delete_file_bytes(distinct_places(DELETED_ROWS.slice(0, count))) for count in (40, 7))
-    damage = data.draw(damaged(blob, [other]))
-    whole = other if damage.endswith(other[-100:]) else blob  # a file is what its footer says
-    found, right = (DeleteFile("file:///t/deletes", 1).positions(content) for content in (damage, whole))
-    assert {path: rows.tolist() for path, rows in found.items()} == {
-        path: rows.tolist() for path, rows in right.items()
+    blob, other_blob = (delete_file_bytes(distinct_places(DELETED_ROWS.slice(0, count))) for count in (40, 7))
+    damage = data.draw(damaged(blob, [other_blob]))
+    whole = other_blob if damage.endswith(other_blob[-100:]) else blob  # a file is what its footer says
+    actual, expected = (DeleteFile("file:///t/deletes", 1).positions(content) for content in (damage, whole))
+    assert {path: rows.tolist() for path, rows in actual.items()} == {
+        path: rows.tolist() for path, rows in expected.items()
     }
 
 
@@ -381,9 +383,9 @@ def write_ids(data: st.DataObject, home: Path) -> None:
     with contextlib.suppress(OptionError):
         parsed = parse_options({"path": "x", "lookup.valid-write-ids": text})
         assert ValidWriteIdList.parse(parsed.version.valid_write_ids or "") is not None
-    found = ValidWriteIdList.parse(text)
-    assert ValidWriteIdList.parse(str(found)) == found
-    assert found.equivalent(found)
+    ids = ValidWriteIdList.parse(text)
+    assert ValidWriteIdList.parse(str(ids)) == ids
+    assert ids.equivalent(ids)
 
 
 def options_of_any_layer(data: st.DataObject, home: Path) -> None:
@@ -435,9 +437,9 @@ def conf_files(data: st.DataObject, home: Path) -> None:
 
 def stream_offsets(data: st.DataObject, home: Path) -> None:
     """What a stream's checkpoint says is where it goes on."""
-    made = world("log", "none")
-    options = {"path": str(made.path), "lookup.view": "changes", "lookup.cache.dir": str(_home() / "streams")}
-    reader = ChangeReader(parse_options(options), change_columns(made.rows.schema))
+    origin = world("log", "none")
+    options = {"path": str(origin.path), "lookup.view": "changes", "lookup.cache.dir": str(_home() / "streams")}
+    reader = ChangeReader(parse_options(options), change_columns(origin.rows.schema))
     first = {**reader.initialOffset(), "position": 5}
     last = reader.reportLatestOffset()
     # Without a start it is a Spark that gives none.
@@ -458,19 +460,19 @@ def table_options_of_a_catalog(data: st.DataObject, home: Path) -> None:
     )
     field = StructField("id", StringType(), True, {OPTIONS_METADATA: text})
     with contextlib.suppress(OptionError):
-        found = table_options(StructType([field]))
-        assert all(isinstance(part, str) for pair in found.items() for part in pair)
+        parsed = table_options(StructType([field]))
+        assert all(isinstance(part, str) for pair in parsed.items() for part in pair)
     DefaultSource({"paths": data.draw(misspelled('["/nowhere/t"]', PIECES))}).reader(StructType([field]))
 
 
 def version_tokens(data: st.DataObject, home: Path) -> None:
     """What tasks are told of a version is a version that can be read, or a newer one."""
-    made = world("log", "none")
-    gone = data.draw(st.sampled_from(["NEWER", "FAIL"]))
-    options = parse_options({"path": str(made.path), "lookup.on-version-gone": gone})
-    reader = made.host(made.cache).reader
-    told = VersionToken.from_version(reader.kinds, *reader.resolver.discover(options)).to_bytes()
-    damage = data.draw(damaged(told, [struct.pack(">d", float("nan")), struct.pack(">d", 1e300)]))
+    origin = world("log", "none")
+    on_gone = data.draw(st.sampled_from(["NEWER", "FAIL"]))
+    options = parse_options({"path": str(origin.path), "lookup.on-version-gone": on_gone})
+    reader = origin.host(origin.cache).reader
+    token = VersionToken.from_version(reader.kinds, *reader.resolver.discover(options)).to_bytes()
+    damage = data.draw(damaged(token, [struct.pack(">d", float("nan")), struct.pack(">d", 1e300)]))
     version_of_token(reader, options, VersionToken.from_bytes(damage), None)
 
 

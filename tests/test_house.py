@@ -76,24 +76,24 @@ def run_time_nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
 
 def imports(name: str) -> set[tuple[str, bool]]:
     """(full name, inside a function) of what a module imports when it runs."""
-    found: set[tuple[str, bool]] = set()
+    imported: set[tuple[str, bool]] = set()
     for node, inside in run_time_nodes(TREES[name]):
         if isinstance(node, ast.Import):
-            found |= {(alias.name, inside) for alias in node.names}
+            imported |= {(alias.name, inside) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name} imports relatively"
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
                 is_module = whole.removeprefix("pyspark_lookup.") in MODULES
-                found.add((whole if is_module else str(node.module), inside))
-    return found
+                imported.add((whole if is_module else str(node.module), inside))
+    return imported
 
 
-def modules_with(is_meant: Callable[[ast.AST], object]) -> set[str]:
+def find_modules(is_meant: Callable[[ast.AST], object]) -> set[str]:
     return {name for name, tree in TREES.items() if any(map(is_meant, ast.walk(tree)))}
 
 
-def own(full: str) -> str | None:
+def find_own_module(full: str) -> str | None:
     """The module of this package that a full name means; None if it is another's."""
     if full != "pyspark_lookup" and not full.startswith("pyspark_lookup."):
         return None
@@ -117,16 +117,21 @@ def test_every_package_is_known() -> None:
     assert set(setup["options"]["packages"].split()) == packages
     assert {package(name) for name in MODULES} == set(ORDER)
     design = (ROOT.parent / "docs" / "design.md").read_text(encoding="utf-8")
-    shown = re.findall(r"^\| `(\w+)/` \|", design, re.MULTILINE)
-    assert shown == [name for name in ORDER if name not in ("", "__main__")]
+    table_packages = re.findall(r"^\| `(\w+)/` \|", design, re.MULTILINE)
+    assert table_packages == [name for name in ORDER if name not in ("", "__main__")]
     assert dir(pyspark_lookup) == sorted(pyspark_lookup.__all__)
 
 
 def test_packages_import_those_before_them() -> None:
     """A module imports from its own package and from those before it, inside functions too. None needs itself through top-level imports."""
-    used = [(n, module, inside) for n in MODULES for full, inside in imports(n) if (module := own(full)) is not None]
-    assert [(n, m) for n, m, _ in used if ORDER.index(package(m)) > ORDER.index(package(n))] == []
-    needs = {name: {module for n, module, inside in used if n == name and not inside} for name in MODULES}
+    imported = [
+        (n, module, inside)
+        for n in MODULES
+        for full, inside in imports(n)
+        if (module := find_own_module(full)) is not None
+    ]
+    assert [(n, m) for n, m, _ in imported if ORDER.index(package(m)) > ORDER.index(package(n))] == []
+    needs = {name: {module for n, module, inside in imported if n == name and not inside} for name in MODULES}
     graphlib.TopologicalSorter(needs).prepare()  # raises CycleError
 
 
@@ -137,7 +142,11 @@ def test_each_kind_of_table_has_a_room() -> None:
     wrong = []
     for name in MODULES:
         for full, _ in imports(name):
-            kind = ((own(full) or "") + "..").split(".")[1] if (own(full) or "").startswith("sources.") else ""
+            kind = (
+                ((find_own_module(full) or "") + "..").split(".")[1]
+                if (find_own_module(full) or "").startswith("sources.")
+                else ""
+            )
             writes = kind == "managed" and package(name) in ("lookup", "spark")
             checks = kind == "providers" and package(name) == "testing"
             if kind in kinds and not (within(name, {f"sources.{kind}", "sources.registry"}) or writes or checks):
@@ -171,16 +180,20 @@ def test_packages_are_known_by_few() -> None:
     """Each other package is imported by those that wrap it, and by name. None could run code from a file: we never unpickle any."""
     wrong, harmless = [], set(sys.stdlib_module_names) - UNPICKLING
     for name in MODULES:
-        others = {full.split(".")[0] for full, _ in imports(name) if own(full) is None} - harmless
-        wrong += [(name, other) for other in others if not within(name, KNOWN_BY.get(other, set()))]
+        foreign = {full.split(".")[0] for full, _ in imports(name) if find_own_module(full) is None} - harmless
+        wrong += [
+            (name, foreign_package)
+            for foreign_package in foreign
+            if not within(name, KNOWN_BY.get(foreign_package, set()))
+        ]
     assert wrong == []
 
 
 def test_features_alone_knows_versions_of_spark() -> None:
     """Other modules ask what this Spark can do: none looks at its version, or for a part of PySpark that may be missing."""
     parts = {"pyspark.sql.datasource", "pyspark.sql.streaming.datasource", "pyspark.sql.classic"}
-    optional = modules_with(lambda node: isinstance(node, ast.ImportFrom) and node.module in parts)
-    versions = modules_with(lambda node: isinstance(node, ast.Attribute) and ast.unparse(node) == "pyspark.__version__")
+    optional = find_modules(lambda node: isinstance(node, ast.ImportFrom) and node.module in parts)
+    versions = find_modules(lambda node: isinstance(node, ast.Attribute) and ast.unparse(node) == "pyspark.__version__")
     assert versions == optional == {"spark.features"}
 
 
@@ -188,11 +201,11 @@ def test_only_disk_publishes() -> None:
     """Files are renamed and linked into place in `storage.disk` alone."""
     wrong = []
     for name, tree in TREES.items():
-        used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)} & PUBLISHING
+        calls = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)} & PUBLISHING
         # The log of a managed table on a local disk is put there by its store.
-        used -= {"os.link"} if name == "storage.stores.local" else set()
+        calls -= {"os.link"} if name == "storage.stores.local" else set()
         froms = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        if (used and not within(name, {"storage.disk"})) or {"os", "shutil", "tempfile"} & set(froms):
+        if (calls and not within(name, {"storage.disk"})) or {"os", "shutil", "tempfile"} & set(froms):
             wrong.append(name)
     assert wrong == []
 
@@ -200,7 +213,7 @@ def test_only_disk_publishes() -> None:
 def test_few_remove() -> None:
     """Files and directories are removed where it is made sure that they are ours, and that no link leads to them."""
     removals = {"unlink", "rmdir", "rmtree", "removedirs"}
-    removing = modules_with(lambda node: isinstance(node, ast.Attribute) and node.attr in removals)
+    removing = find_modules(lambda node: isinstance(node, ast.Attribute) and node.attr in removals)
     assert removing == {"storage.disk.directory", "storage.stores.local"}
 
 
@@ -217,11 +230,11 @@ def test_what_modules_say() -> None:
     """None takes a name with an underscore from another, nor calls what pyarrow does with pandas only, whose import takes long."""
 
     def is_wrong(node: ast.AST) -> bool:
-        if isinstance(node, ast.ImportFrom) and own(str(node.module)) is not None:
+        if isinstance(node, ast.ImportFrom) and find_own_module(str(node.module)) is not None:
             return any(re.match("_[^_]", alias.name) for alias in node.names)
         return isinstance(node, ast.Attribute) and node.attr in ("to_pandas", "to_pandas_dtype")
 
-    assert modules_with(is_wrong) == set()
+    assert find_modules(is_wrong) == set()
 
 
 def test_a_child_inherits_no_lock() -> None:
@@ -229,11 +242,13 @@ def test_a_child_inherits_no_lock() -> None:
     wrong = []
     for name, tree in TREES.items():
         for node, inside in run_time_nodes(tree):
-            used = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+            attribute = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
             imported = node.module if isinstance(node, ast.ImportFrom) else ""
             cached = isinstance(node, ast.ImportFrom) and "cached_property" in {alias.name for alias in node.names}
-            if name != "core.forks" and (used == "functools.cached_property" or (cached and imported == "functools")):
-                wrong.append(f"{name}: {used or imported}")
+            if name != "core.forks" and (
+                attribute == "functools.cached_property" or (cached and imported == "functools")
+            ):
+                wrong.append(f"{name}: {attribute or imported}")
             called = ast.unparse(node.func) if isinstance(node, ast.Call) and not inside else ""
             if re.match(r"(threading|queue|concurrent\.futures|multiprocessing|asyncio)\.|ThreadPool", called):
                 wrong.append(f"{name}: {called}")
@@ -245,7 +260,9 @@ def test_a_child_inherits_no_lock() -> None:
 
 def test_causes_are_ours() -> None:
     """`raise … from` names an error of ours: a foreign one, whose text may hold a credential, becomes a cause by `raise_ours`."""
-    ours = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, BaseException)}
+    our_errors = {
+        name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, BaseException)
+    }
     wrong = []
     for module, tree in TREES.items():
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
@@ -255,7 +272,7 @@ def test_causes_are_ours() -> None:
             for node in ast.walk(function):
                 if isinstance(node, ast.Raise) and isinstance(node.cause, ast.Name) and module:
                     named = set(re.findall(r"\w+", kinds.get(node.cause.id, node.cause.id)))
-                    wrong += [f"{module}:{node.lineno} {name}" for name in named - ours]
+                    wrong += [f"{module}:{node.lineno} {name}" for name in named - our_errors]
     assert wrong == []
 
 
@@ -282,7 +299,7 @@ def test_what_hides_credentials_spares_our_own_words() -> None:
 def test_threads_are_started_in_one_place() -> None:
     """Where they are made to end before the interpreter does. Pools of Python's refuse work once the main thread has ended."""
     starts = re.compile(r"threading\.(Thread|Timer)$|PoolExecutor$|_thread\.start").search
-    assert modules_with(lambda node: isinstance(node, ast.Call) and starts(ast.unparse(node.func))) == set()
+    assert find_modules(lambda node: isinstance(node, ast.Call) and starts(ast.unparse(node.func))) == set()
 
 
 def test_tests_import_from_no_test() -> None:
@@ -290,20 +307,22 @@ def test_tests_import_from_no_test() -> None:
     tests, wrong = Path(__file__).parent, []
     for path in sorted(tests.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(), str(path))):
-            taken = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            imported = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             if isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{path} imports relatively"
-                taken = [f"{node.module}.{name}" for name in taken]
-            wrong += [f"{path.relative_to(tests)}: {name}" for name in taken if re.match(r"tests\.(\w+\.)*test_", name)]
+                imported = [f"{node.module}.{name}" for name in imported]
+            wrong += [
+                f"{path.relative_to(tests)}: {name}" for name in imported if re.match(r"tests\.(\w+\.)*test_", name)
+            ]
     assert wrong == []
 
 
 def python(script: str) -> str:
     """What a fresh interpreter prints that runs `script` with this package on its path."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT.parent), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    process = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
 
 
 # Of Python's own, all that importing the package may bring in: Spark does so in every planner of every query.
@@ -322,28 +341,28 @@ def test_importing_brings_in_nothing_heavy() -> None:
     first, second = python(script).splitlines()
     version, *modules = first.split()
     assert version == pyspark_lookup.__version__
-    others = {module.split(".")[0] for module in modules} - LIGHT - {"pyspark_lookup"}
-    assert {module for module in others if not module.startswith("_") and not module.startswith("sre_")} == set()
+    foreign = {module.split(".")[0] for module in modules} - LIGHT - {"pyspark_lookup"}
+    assert {module for module in foreign if not module.startswith("_") and not module.startswith("sre_")} == set()
     assert [module for module in modules if module.startswith("pyspark_lookup.")] == []
-    assert second.split() == list(OURS)
+    assert second.split() == list(OUR_MODULES)
 
 
 def test_a_worker_imports_only_what_it_needs() -> None:
     """A worker lives for seconds. Parsers, clients of stores and catalogs are imported by those who use them, and pandas by pyarrow with the first
     array or scalar, so no module makes one."""
     script = "import sys, pyspark_lookup.spark.reading; print(*sys.modules)"
-    late = {"aiobotocore", "botocore", "pandas", "pyiceberg", "s3fs", "sqlglot"}
-    assert {module.split(".")[0] for module in python(script).split()} & late == set()
+    lazy = {"aiobotocore", "botocore", "pandas", "pyiceberg", "s3fs", "sqlglot"}
+    assert {module.split(".")[0] for module in python(script).split()} & lazy == set()
 
 
 ASKS = "import pyspark_lookup; print(hasattr(pyspark_lookup, 'DefaultSource'))"
-OURS = (
+OUR_MODULES = (
     "pyspark_lookup.core", "pyspark_lookup.spark", "pyspark_lookup.spark.features", "pyspark_lookup.spark.source",
     "pyspark_lookup.spark.worker_errors",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("blocked", ["pyarrow", "fsspec", "sqlglot", "pyspark", *OURS])
+@pytest.mark.parametrize("blocked", ["pyarrow", "fsspec", "sqlglot", "pyspark", *OUR_MODULES])
 def test_a_broken_installation_harms_nobody_else(blocked: str) -> None:
     """Spark asks every `pyspark_*` package for its source with hasattr: whatever of ours is broken, that must not raise."""
     answers = {"False"} if blocked.startswith("pyspark") else {"True", str(blocked != "pyarrow")}

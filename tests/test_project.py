@@ -27,12 +27,12 @@ SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
 def test_the_matrix_is_what_the_readme_names() -> None:
     """CI has a job for each Spark and each Python that are named, and for each pair that was tested."""
     matrix = WORKFLOWS["tests.yml"]["jobs"]["versions"]["strategy"]["matrix"]
-    assert matrix["spark"] == re.findall(r"\| Spark (\d\.\d) ", README) == [one["spark"] for one in matrix["include"]]
+    assert matrix["spark"] == re.findall(r"\| Spark (\d\.\d) ", README) == [job["spark"] for job in matrix["include"]]
     assert f"for spark in {' '.join(matrix['spark'])}; do" in (ROOT / "scripts" / "test").read_text()
     classifiers = SETUP["metadata"]["classifiers"]
     assert matrix["python"] == re.findall(r":: (3\.\d+)$", classifiers, re.MULTILINE)
     assert f">={matrix['python'][0]}" == SETUP["options"]["python_requires"]
-    excluded = {(one["spark"], one["python"]) for one in matrix["exclude"]}
+    excluded = {(job["spark"], job["python"]) for job in matrix["exclude"]}
     assert excluded == set(re.findall(r"Spark (\d\.\d) does not support Python (\d\.\d+)", README))
     tested = next(line for line in README.splitlines() if line.startswith("| tested with"))
     pairs = {
@@ -65,10 +65,10 @@ def test_workflows_may_do_little() -> None:
         assert workflow["permissions"] == {"contents": "read"}
         assert "concurrency" in workflow
         assert "secrets." not in text
-        for job, what in workflow["jobs"].items():
-            assert "uses" in what or "timeout-minutes" in what
-            if "permissions" in what:
-                writing.add((name, job, *sorted(what["permissions"])))
+        for job, definition in workflow["jobs"].items():
+            assert "uses" in definition or "timeout-minutes" in definition
+            if "permissions" in definition:
+                writing.add((name, job, *sorted(definition["permissions"])))
     assert writing == {
         ("docs.yml", "deploy", "id-token", "pages"),
         ("release.yml", "publish", "id-token"),
@@ -152,9 +152,9 @@ def test_a_replayed_host_is_like_a_real_one(
     costs, check, requests, *times = run.tables_in(printed)
     assert {row[0] for row in costs.rows} == set(sim_cluster.MODES)
     real, replayed = check.rows[:4], check.rows[4:]
-    for one, other in zip(real, replayed, strict=True):
-        assert one[1] == other[1]
-        assert one[2:6] == pytest.approx(other[2:6], rel=0.1)
-        assert one[7:] == pytest.approx(other[7:], abs=1.5)
+    for real_row, replayed_row in zip(real, replayed, strict=True):
+        assert real_row[1] == replayed_row[1]
+        assert real_row[2:6] == pytest.approx(replayed_row[2:6], rel=0.1)
+        assert real_row[7:] == pytest.approx(replayed_row[7:], abs=1.5)
     assert all(row[-3] <= row[-2] <= row[-1] < 150 for table in times for row in table.rows)
     assert [row[2] for row in requests.rows if row[1] == "a minute"]

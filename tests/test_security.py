@@ -84,22 +84,22 @@ PLANTED: dict[str, Callable[[Path], object]] = {
     "a link to a device": lambda path: path.symlink_to("/dev/zero"), "a huge file": a_huge_file,
     "a huge file with a header": a_huge_file_with_a_header, "another user's": anothers,
 }  # fmt: skip
-KEPT = ("a link", "a huge file with a header", "another user's")  # made of the file that is there
+MADE_FROM_FILE = ("a link", "a huge file with a header", "another user's")  # made of the file that is there
 
 
-def plant(path: Path, what: str) -> None:
-    if what not in KEPT:
+def plant(path: Path, kind: str) -> None:
+    if kind not in MADE_FROM_FILE:
         path.unlink(missing_ok=True)
-    PLANTED[what](path)
+    PLANTED[kind](path)
 
 
-def planted(opened: Opened, what: str) -> list[Path]:
+def planted(opened: Opened, kind: str) -> list[Path]:
     """It in the place of a block, a record and a segment, which were there."""
     opened.disk.put_blocks({key(1): random_data(1)})
     opened.disk.create_record("version", "k", "right")
     places = [opened.path(key(1)), opened.root / "records" / "version" / "k", published(opened, "s", TABLE)]
     for path in places:
-        plant(path, what)
+        plant(path, kind)
     return places
 
 
@@ -138,9 +138,9 @@ def test_planted_numbers_claims_totals_and_locks(opened: Opened, what: str) -> N
     path = published(opened, "s", TABLE).with_suffix(".used")
     assert disk.open_numbers(TABLE, "s", 4, create=True) is not None
     plant(path, what)
-    found = disk.open_numbers(TABLE, "s", 4)
+    numbers = disk.open_numbers(TABLE, "s", 4)
     # A huge file's need not be right.
-    assert (None if found is None else found.nbytes) == (32 if "huge" in what else None)
+    assert (None if numbers is None else numbers.nbytes) == (32 if "huge" in what else None)
     path = opened.root / "claims" / TABLE / "v-planted"
     path.parent.mkdir()
     path.write_bytes(bytes(8))
@@ -253,30 +253,32 @@ def test_a_signed_url_is_told_to_nobody(web: WebServer, cache_dir: Path, caplog:
     caplog.set_level(logging.DEBUG, "pyspark_lookup")
     url = signed(web)
     options = {"lookup.cache.dir": str(cache_dir), "lookup.keys": "id", "lookup.max-retries": 0}
-    told: list[object] = []
+    texts: list[object] = []
     for cache in ({}, {"lookup.cache": "FULL"}, {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 9}):
         with LookupTable(url, {**options, **cache}) as table:
             assert table.scan().num_rows == 1
             assert table.get(1)[0]["city"] == "a"
-            told += [table.describe(), repr(table), table.metrics(), table.metrics_by_worker(), table.version]
+            texts += [table.describe(), repr(table), table.metrics(), table.metrics_by_worker(), table.version]
     parsed = parse_options({"path": url, "lookup.keys": "id"})
     host = make_host(url, cache_dir)
-    found, plan = host.plan(parsed)
-    told += map(repr, [*host.resolver.discover(parsed), parsed, found, plan, host.resolver.host.known_versions(parsed)])
+    resolved, plan = host.plan(parsed)
+    texts += map(
+        repr, [*host.resolver.discover(parsed), parsed, resolved, plan, host.resolver.host.known_versions(parsed)]
+    )
     for view in (View.FILES, View.METRICS):
-        told += [batch.to_pylist() for batch in view_batches(runtime().engine(parsed), ViewTask(view), parsed, bytes)]
+        texts += [batch.to_pylist() for batch in view_batches(runtime().engine(parsed), ViewTask(view), parsed, bytes)]
     for status in (404, 403, 500, 400, 0):
         web.before = lambda method, path, status=status: status
         for act in (lambda: LookupTable(url, options).scan(), lambda: LookupTable(url, options).describe()):
             with pytest.raises(errors.UfsError) as caught:
                 act()
-            told += ["".join(traceback.format_exception(caught.value)), repr(caught.value)]
+            texts += ["".join(traceback.format_exception(caught.value)), repr(caught.value)]
     for bad in (url.replace("://", "s://"), url + ".unknown"):
         with pytest.raises(errors.PysparkLookupError) as refused:
             LookupTable(bad, options).scan()
-        told.append("".join(traceback.format_exception(refused.value)))
-    told += [record.getMessage() + str(record.exc_info) for record in caplog.records]
-    assert [one for one in told if SECRET in str(one)] == []
+        texts.append("".join(traceback.format_exception(refused.value)))
+    texts += [record.getMessage() + str(record.exc_info) for record in caplog.records]
+    assert [text for text in texts if SECRET in str(text)] == []
     files = [path for path in cache_dir.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
     holding = [path.relative_to(cache_dir / "v1").parts for path in files]
     assert {parts[0] for parts in holding} <= {"records", "snapshots"}
@@ -326,8 +328,8 @@ def test_a_refused_directory_costs_no_answer(tmp_path: Path, caplog: pytest.LogC
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)
     for options in ({}, {"lookup.cache": "FULL"}, {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 5}):
-        given = {"lookup.cache.dir": str(tmp_path / "open"), "lookup.keys": "id", **options}
-        with LookupTable(str(path), given) as table:
+        all_options = {"lookup.cache.dir": str(tmp_path / "open"), "lookup.keys": "id", **options}
+        with LookupTable(str(path), all_options) as table:
             assert table.get(2) == [{"id": 2}]
             assert table.metrics()["cacheFailureCount"] > 0
     assert "working without a cache" in caplog.text
@@ -355,17 +357,17 @@ def test_credentials_of_the_conf_file_go_to_every_remote_store(tmp_path: Path, m
     conf.write_text(f"lookup.storage.token = {SECRET}\nlookup.cache.dir = {tmp_path / 'cache'}\n")
     conf.chmod(0o666)
     monkeypatch.setenv("LOOKUPCACHE_CONF", str(conf))
-    given: dict[str, Any] = {}
+    storages: dict[str, Any] = {}
 
     def opened(path: str, storage: Any, now_s: Any) -> Any:
-        given[path] = dict(storage)
+        storages[path] = dict(storage)
         return open_store(str(tmp_path), {})
 
     monkeypatch.setattr(runtime_module, "open_store", opened)
     process = runtime_module.Runtime(FakeClock().host(), random.Random(7))
     for path in ("http://anywhere.example/x", "s3://any/x", str(tmp_path / "x")):
         process.engine(parse_options({"path": path}, conf=conf_file_options()))
-    assert list(given.values()) == [{"token": SECRET}, {"token": SECRET}, {}]
+    assert list(storages.values()) == [{"token": SECRET}, {"token": SECRET}, {}]
 
 
 def test_the_document_names_tests_that_exist() -> None:
@@ -376,5 +378,5 @@ def test_the_document_names_tests_that_exist() -> None:
     for file, name in set(named):
         assert re.search(rf"^def {name}\(", (tests / file).read_text(encoding="utf-8"), re.MULTILINE), (file, name)
     for file in ("test_security.py", "test_fuzz.py"):
-        there = set(re.findall(r"^def (test_\w+)\(", (tests / file).read_text(encoding="utf-8"), re.MULTILINE))
-        assert there - {name for of, name in named if of == file} <= {"test_the_document_names_tests_that_exist"}
+        defined = set(re.findall(r"^def (test_\w+)\(", (tests / file).read_text(encoding="utf-8"), re.MULTILINE))
+        assert defined - {name for of, name in named if of == file} <= {"test_the_document_names_tests_that_exist"}

@@ -272,6 +272,6 @@ def test_a_long_line(table: Path, value: str) -> None:
     text = value * (2**24 // len(value))
     (table / "a.csv").write_text(f'id,"v\nw"\n1,"{text}"\n', newline="")
     start = time.process_time()
-    (found,) = _read(table).column("v\nw").to_pylist()
-    assert found == text.replace('""', '"')
+    (actual,) = _read(table).column("v\nw").to_pylist()
+    assert actual == text.replace('""', '"')
     assert time.process_time() - start < 6

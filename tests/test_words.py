@@ -16,7 +16,7 @@ from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.sources.registry import parse_options
 from tests.support.lookup_functions import ONCE, Desk, SyncFunction
 
-MEANT = {
+SUGGESTIONS = {
     "keys": "lookup.keys", "cache": "lookup.cache", "header": "lookup.csv.header", "sep": "lookup.csv.sep",
     "versionAsOf": "lookup.version", "timestampAsOf": "lookup.timestamp", "snapshot-id": "lookup.version", "branch": "lookup.branch",
     "as-of-timestamp": "lookup.timestamp", "delimiter": "lookup.csv.sep", "nullValue": "lookup.csv.null-value", "format": "lookup.format",
@@ -29,12 +29,12 @@ MEANT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("given", MEANT)
+@pytest.mark.parametrize("given", SUGGESTIONS)
 def test_the_option_that_is_meant(given: str) -> None:
     """By how it ends, by what Delta, Iceberg, Spark and Flink call it, or by how it is spelled."""
     with pytest.raises(OptionError) as caught:
         parse_options({"path": "/t", given: "1"})
-    assert str(caught.value) == f"unknown option {given.lower()} = '1': did you mean {MEANT[given]}?"
+    assert str(caught.value) == f"unknown option {given.lower()} = '1': did you mean {SUGGESTIONS[given]}?"
 
 
 PLACES = {
@@ -109,7 +109,7 @@ def test_the_column_that_is_meant(tmp_path: Path) -> None:
     assert wide.endswith(", c29, … (5000 in all)")
 
 
-NOON, ODD = datetime.time(12), (0, 7, 1.5, None, True, b"7 d", ["7 d"], datetime.date(2026, 1, 1), object)
+NOON, ODD_VALUES = datetime.time(12), (0, 7, 1.5, None, True, b"7 d", ["7 d"], datetime.date(2026, 1, 1), object)
 CALLS: dict[str, tuple[type[Exception], Callable[[LookupTable, Any], object]]] = {
     "older_than": (OptionError, lambda table, odd: table.vacuum(odd)),
     "force": (OptionError, lambda table, odd: None if odd is True else table.vacuum("7 d", odd)),
@@ -137,12 +137,12 @@ def test_another_type(tmp_path: Path, argument: str) -> None:
     table = LookupTable(str(tmp_path / "t"), {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")})
     table.write([{"id": 1}])
     position = table.describe()["position"]
-    for odd in ODD:
+    for value in ODD_VALUES:
         try:
-            call(table, odd)
+            call(table, value)
         except kind as problem:
             assert str(problem).startswith(f"argument {argument.split(maxsplit=1)[0]} = ")
             assert "\n" not in str(problem)
             continue
-        assert odd in (None, True, ["7 d"])
+        assert value in (None, True, ["7 d"])
     assert table.describe()["position"] == position

@@ -144,8 +144,8 @@ class Content:
             raise ImpossibleError("no partitions")
         if question.partition == "max_pt()":
             for name in self.partitions.names:
-                known = [values[name] for values, _ in files if values[name] is not None]
-                latest = max(known) if known else None
+                partition_values = [values[name] for values, _ in files if values[name] is not None]
+                latest = max(partition_values) if partition_values else None
                 files = [file for file in files if file[0][name] == latest]
         elif question.partition:
             for pair in question.partition.split(","):

@@ -26,7 +26,7 @@ DataFile = tuple[Path, tuple[tuple[str, str | None], ...]]
 """A file, and the values that its directories say."""
 
 
-def content_of(data_files: Iterable[DataFile], busy: bool) -> Content:
+def read_content(data_files: Iterable[DataFile], busy: bool) -> Content:
     """What these files hold, row by row by the documented rules, without the package. `busy`: whether a job writes among them."""
     try:
         return _content(list(data_files), busy)
@@ -51,17 +51,19 @@ def _content(data_files: list[DataFile], busy: bool) -> Content:
                 conflicts[field.name] = str(problem)
     types |= dict.fromkeys(conflicts, pa.null())
     data = pa.schema([(name, finished(kind)) for name, kind in types.items()])
-    told = [dict(values) for _, values in data_files]
-    partitions = pa.schema([(name, _partition_type({values[name] for values in told} - {None})) for name in told[0]])
+    file_values = [dict(values) for _, values in data_files]
+    partitions = pa.schema(
+        [(name, _partition_type({values[name] for values in file_values} - {None})) for name in file_values[0]]
+    )
     content: list[tuple[Row, tuple[Row, ...]]] = []
     for (_, values), (_, rows, instants) in zip(data_files, files, strict=True):
-        own = {name: partition_value(value, partitions.field(name).type) for name, value in values}
-        own_rows: list[Row] = []
+        partition = {name: partition_value(value, partitions.field(name).type) for name, value in values}
+        file_rows: list[Row] = []
         columns = [(field.name, field.type, field.name in instants) for field in data if field.name not in conflicts]
         for row in rows:
-            of_row = {name: converted(row.get(name), kind, utc) for name, kind, utc in columns}
-            own_rows.append({**dict.fromkeys(conflicts), **of_row, **own})
-        content.append((own, tuple(own_rows)))
+            row_values = {name: converted(row.get(name), kind, utc) for name, kind, utc in columns}
+            file_rows.append({**dict.fromkeys(conflicts), **row_values, **partition})
+        content.append((partition, tuple(file_rows)))
     return Content(data, partitions, tuple(content), conflicts, busy=busy, ordered=True)
 
 
@@ -179,7 +181,7 @@ class Files(Table):
             getattr(self, f"_{step.op}")(step.args, rng)
 
     def content(self) -> Content:
-        return content_of(self._walk(), self.busy)
+        return read_content(self._walk(), self.busy)
 
     def may_change_meanwhile(self, step: Step) -> bool:
         # A directory is swapped by two renames, between which others see anything.
@@ -257,17 +259,17 @@ class Files(Table):
         """The first files of a directory, one of them large in some, so that the others are small changes of it."""
         slot, places, key, shape, count, _, writer = args
 
-        def put(slot: int, values: tuple[int, ...] | None, rows: pa.Table) -> None:
+        def write_new(slot: int, values: tuple[int, ...] | None, rows: pa.Table) -> None:
             target = self._file_of(directory, slot, values)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(self._bytes(rows, writer))
 
         for number in range(rng.randint(1, 4)):
-            others = places and tuple(place + rng.randrange(2) for place in places)
+            file_places = places and tuple(place + rng.randrange(2) for place in places)
             rows = self._drawn_rows(rng, key, rng.choice((shape, shape, "null")), rng.choice((count, 5)))
-            put((slot + number) % 4, others, rows)
+            write_new((slot + number) % 4, file_places, rows)
         if rng.random() < 0.5:
-            put(9, places, self._drawn_rows(rng, key, shape, _FILLER_ROWS))
+            write_new(9, places, self._drawn_rows(rng, key, shape, _FILLER_ROWS))
 
     def _swap(self, args: tuple[Any, ...], rng: random.Random) -> None:
         """Another directory in place of this one, or one that was there before."""
@@ -340,14 +342,14 @@ class Files(Table):
         if self.path.is_file():
             yield self.path, ()
             return
-        found = []
+        paths = []
         for directory, names, files in os.walk(self.path, followlinks=True):
             names[:] = [name for name in names if not _is_skipped(name)]
             for name in files:
                 path = Path(directory, name)
                 if not _is_skipped(name) and path.stat().st_size:
-                    found.append(path)
-        for path in sorted(found, key=str):
+                    paths.append(path)
+        for path in sorted(paths, key=str):
             pairs = [part.split("=", 1) for part in path.relative_to(self.path).parts[:-1] if "=" in part]
             yield path, tuple((unquote(k), None if v == "__HIVE_DEFAULT_PARTITION__" else unquote(v)) for k, v in pairs)
 

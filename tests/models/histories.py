@@ -81,22 +81,22 @@ class _Families(NamedTuple):
     changing: tuple[str, ...]
 
 
-def draw(seed: int, only: str = "") -> History:
+def draw(seed: int, only_kind: str = "") -> History:
     """The history of that seed. `only`: the one kind of table that there is in it."""
-    rng = random.Random(f"history {only} {seed}")
+    rng = random.Random(f"history {only_kind} {seed}")
     changing = rng.choice(list(FAMILIES.values()))
     families = _Families(rng.choice(list(KEYS.values())), tuple(SHAPES) if rng.random() < 0.05 else changing)
     setup = _setup(rng, rng.choices(("parquet", "arrow"), (6, 2))[0])
-    kind = only or rng.choice(KINDS)
+    kind = only_kind or rng.choice(KINDS)
     steps = [Step("become", (kind, *_file(rng, setup, families)), rng.getrandbits(32))]
-    for _ in range(rng.randint(14, 18) if only else rng.randint(4, 10)):
-        if not only and rng.random() < 0.12:
+    for _ in range(rng.randint(14, 18) if only_kind else rng.randint(4, 10)):
+        if not only_kind and rng.random() < 0.12:
             step = Step("become", (rng.choice(KINDS), *_file(rng, setup, families)), rng.getrandbits(32))
         else:
             step = _step(rng, setup, families, kind)
         kind = step.args[0] if step.op == "become" else kind
         steps.append(step)
-    return History(setup, tuple(steps), seed, only)
+    return History(setup, tuple(steps), seed, only_kind)
 
 
 def _setup(rng: random.Random, form: str) -> Setup:

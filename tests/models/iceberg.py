@@ -133,8 +133,12 @@ class Iceberg(Table):
         for entry in oracle.entries:
             if entry.file["content"] == DATA:
                 spec = zip(find_spec(oracle.meta, entry.file["spec_id"]), entry.file["partition"].values(), strict=True)
-                known = [(fields.get(one["source-id"]), value) for one, value in spec if one["transform"] == "identity"]
-                values = {field["name"]: from_raw(field["type"], value) for field, value in known if field is not None}
+                identities = [
+                    (fields.get(part["source-id"]), value) for part, value in spec if part["transform"] == "identity"
+                ]
+                values = {
+                    field["name"]: from_raw(field["type"], value) for field, value in identities if field is not None
+                }
                 files.append((values, tuple(oracle.rows([row for _, row in oracle.live_rows(entry)]).to_pylist())))
         common = set.intersection(*(set(values) for values, _ in files)) if files else set[str]()
         partitions = pa.schema([field for field in schema if field.name in common])
@@ -144,15 +148,18 @@ class Iceberg(Table):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYICEBERG_DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE", "true")  # ORC has nanoseconds
             rows = StaticTable.from_metadata(str(self.table.metadata)).scan().to_arrow().to_pylist()
-        theirs = [{name: str(v) if isinstance(v, uuid.UUID) else v for name, v in row.items()} for row in rows]
-        theirs = pa.Table.from_pylist(theirs, content.data).to_pylist()
-        assert sorted(map(plain, theirs)) == sorted(map(plain, content.rows))
+        peer_rows = [{name: str(v) if isinstance(v, uuid.UUID) else v for name, v in row.items()} for row in rows]
+        peer_rows = pa.Table.from_pylist(peer_rows, content.data).to_pylist()
+        assert sorted(map(plain, peer_rows)) == sorted(map(plain, content.rows))
 
     def past(self) -> list[Past]:
         """Snapshots, branches, tags and times."""
         meta = self.table.meta
         named: list[tuple[str, Any, dict[str, Any]]] = []
-        named += [("version", one["snapshot-id"], {"snapshot": one["snapshot-id"]}) for one in meta["snapshots"]]
+        named += [
+            ("version", snapshot["snapshot-id"], {"snapshot": snapshot["snapshot-id"]})
+            for snapshot in meta["snapshots"]
+        ]
         named += [(ref["type"], name, {ref["type"]: name}) for name, ref in meta["refs"].items()]
         for entry in meta["snapshot-log"]:
             at = datetime.datetime.fromtimestamp(entry["timestamp-ms"] / 1000, _UTC)
@@ -160,7 +167,7 @@ class Iceberg(Table):
         return [Past({f"lookup.{how}": str(value)}, functools.partial(self._content, **of)) for how, value, of in named]
 
     def condition(self, rng: random.Random) -> Condition:
-        field = rng.choice([one for one in self.table.fields if str(one["type"]) in CONDITIONS])
+        field = rng.choice([column for column in self.table.fields if str(column["type"]) in CONDITIONS])
         text, means = CONDITIONS[field["type"]]
         name = field["name"]
         if rng.random() < 0.3:
@@ -216,8 +223,10 @@ class Iceberg(Table):
         mapped = self.is_mapped and rng.random() < 0.4
         specs = table.meta["partition-specs"]
         spec = rng.choice(specs)["spec-id"] if rng.random() < 0.2 else table.meta["default-spec-id"]
-        told = {one["source-id"] for one in find_spec(table.meta, spec) if one["transform"] == "identity"}
-        without = {field["name"] for field in table.fields if field["id"] in told} if rng.random() < 0.3 else set()
+        identity_ids = {part["source-id"] for part in find_spec(table.meta, spec) if part["transform"] == "identity"}
+        without = (
+            {field["name"] for field in table.fields if field["id"] in identity_ids} if rng.random() < 0.3 else set()
+        )
         form, bounds = rng.choice(self.forms), rng.random() < 0.8
         return table.data(rows, form, ids=not mapped, bounds=bounds, spec=spec, without=without)
 
@@ -248,12 +257,12 @@ class Iceberg(Table):
     def compact(self) -> None:
         """Rewrite files without their deleted rows; also as if they were no newer. Deletes may stay, of nothing."""
         table, rng = self.table, self.rng
-        files = gone = self.some_files()
+        files = replaced = self.some_files()
         if rng.random() < 0.2:
-            files, gone = self.data_files(), table.live()
+            files, replaced = self.data_files(), table.live()
         sequence = table.meta.get("last-sequence-number", 0) if rng.random() < 0.5 else None
-        made = self.write([row for entry in files for _, row in table.live_rows(entry)])
-        table.commit(made, gone, "replace", sequence=sequence)
+        new_files = self.write([row for entry in files for _, row in table.live_rows(entry)])
+        table.commit(new_files, replaced, "replace", sequence=sequence)
 
     def rewrite_manifests(self) -> None:
         self.table.commit(rewrite=True)
@@ -262,25 +271,25 @@ class Iceberg(Table):
         """Rows that are there, rows that are not, and nulls; for a partition or, of a spec without fields, for all."""
         table, rng = self.table, self.rng
         specs = table.meta["partition-specs"]
-        free = [spec["spec-id"] for spec in specs if all(one["transform"] == "void" for one in spec["fields"])]
+        free = [spec["spec-id"] for spec in specs if all(part["transform"] == "void" for part in spec["fields"])]
         files = self.some_files()
         if not files:
             return
         entry, add = rng.choice(files), []
         for _ in range(rng.choice([1, 1, 2])):
             columns = sorted({*rng.sample(self.equality_columns(), rng.choice([1, 1, 1, 2]))})
-            some = [row for _, row in table.live_rows(entry)] + self.drawn(2)
-            rows = [_only(row, columns) for row in rng.sample(some, min(len(some), rng.randint(1, 4)))]
+            candidates = [row for _, row in table.live_rows(entry)] + self.drawn(2)
+            rows = [_project(row, columns) for row in rng.sample(candidates, min(len(candidates), rng.randint(1, 4)))]
             if rng.random() < 0.5:
                 rows.append(dict.fromkeys({column.partition(".")[0] for column in columns}))
             of: dict[str, Any] = {"spec": entry.file["spec_id"], "partition": entry.file["partition"]}
             if free and rng.random() < 0.6:
                 spec = rng.choice(free)
-                of = {"spec": spec, "partition": {one["name"]: None for one in find_spec(table.meta, spec)}}
+                of = {"spec": spec, "partition": {part["name"]: None for part in find_spec(table.meta, spec)}}
             add.append(table.equality(rows, columns, rng.choice(self.forms), bounds=rng.random() < 0.7, **of))
-        again = [{**row, "s": self.ground.new_serial()} for row in rng.sample(some, min(len(some), 2))]
-        self._deleted += some
-        table.commit(add + (self.write(again) if rng.random() < 0.5 else []))
+        new_rows = [{**row, "s": self.ground.new_serial()} for row in rng.sample(candidates, min(len(candidates), 2))]
+        self._deleted += candidates
+        table.commit(add + (self.write(new_rows) if rng.random() < 0.5 else []))
 
     def upsert_often(self) -> None:
         """Commits that nobody compacts, as Flink makes them: each deletes by value what it writes anew, in a partition or in all."""
@@ -290,18 +299,18 @@ class Iceberg(Table):
             rows, deletes = self.drawn(rng.randint(1, 3)), []
             for row in rows:
                 how = {"form": rng.choice(self.forms), "partition": table.make_partition(row)}
-                deletes.append(table.equality([_only(row, columns)], columns, **how))
+                deletes.append(table.equality([_project(row, columns)], columns, **how))
             table.commit([*deletes, *self.write(rows)])
 
     def equality_columns(self) -> list[str]:
         """Columns that may tell what is deleted, of a struct one field, and the keys more often."""
-        found = [*["id"] * 3, *["c", "v"] * 4]
+        columns = [*["id"] * 3, *["c", "v"] * 4]
         for field in self.table.fields:
             if not isinstance(field["type"], dict):
-                found.append(field["name"])
+                columns.append(field["name"])
             elif field["type"]["type"] == "struct":
-                found.append(f"{field['name']}.{self.rng.choice(field['type']['fields'])['name']}")
-        return found
+                columns.append(f"{field['name']}.{self.rng.choice(field['type']['fields'])['name']}")
+        return columns
 
     def places_in(self, entry: Entry) -> list[int]:
         count = entry.file["record_count"]
@@ -312,12 +321,12 @@ class Iceberg(Table):
         table, rng, files = self.table, self.rng, self.some_files()
         if not files:
             return
-        near = [entry for entry in files if entry.partition == files[0].partition][: rng.choice([1, 1, 3])]
-        places = [(entry.file, place) for entry in near for place in self.places_in(entry)]
-        referenced = len(near) == 1 and rng.random() < 0.5
+        same_partition = [entry for entry in files if entry.partition == files[0].partition][: rng.choice([1, 1, 3])]
+        places = [(entry.file, place) for entry in same_partition for place in self.places_in(entry)]
+        referenced = len(same_partition) == 1 and rng.random() < 0.5
         how: dict[str, Any] = {"form": rng.choice(self.forms), "bounds": rng.choice([None, 16, 1000])}
-        made = table.positions(places, referenced=referenced, **how)
-        table.commit([made] + (self.write(self.drawn(2)) if rng.random() < 0.3 else []))
+        delete_file = table.positions(places, referenced=referenced, **how)
+        table.commit([delete_file] + (self.write(self.drawn(2)) if rng.random() < 0.3 else []))
 
     def delete_by_vectors(self) -> None:
         """A file has one, which names what was deleted before, too."""
@@ -325,30 +334,36 @@ class Iceberg(Table):
         files = self.some_files()
         if not files:
             return
-        gone = {entry.file["file_path"]: table.deleted_places(entry) for entry in files}
-        old = [one for one in table.live() if is_vector(one.file) and one.file["referenced_data_file"] in gone]
-        made = [(one.file, [*self.places_in(one), *gone[one.file["file_path"]]]) for one in files]
-        table.commit(table.vectors(made), old)
+        deleted_places = {entry.file["file_path"]: table.deleted_places(entry) for entry in files}
+        old = [
+            entry
+            for entry in table.live()
+            if is_vector(entry.file) and entry.file["referenced_data_file"] in deleted_places
+        ]
+        vectors = [(entry.file, [*self.places_in(entry), *deleted_places[entry.file["file_path"]]]) for entry in files]
+        table.commit(table.vectors(vectors), old)
 
     def evolve(self) -> None:
         table, rng = self.table, self.rng
         default = find_spec(table.meta, table.meta["default-spec-id"])
-        partitioned = {one["source-id"] for one in default if one["transform"] != "void"}
+        partitioned = {part["source-id"] for part in default if part["transform"] != "void"}
         free = [field for field in table.fields if field["name"] not in self.keys and field["id"] not in partitioned]
-        other = [field for field in free if field["name"] not in self._fixed]
+        changeable = [field for field in free if field["name"] not in self._fixed]
         way = rng.choice(["add", "add", "rename", "drop", "again", "widen", "widen", "reorder", "inside"])
-        if way == "add" or not other:
+        if way == "add" or not changeable:
             kind = rng.choice([*DEFAULTS])
             default_value = DEFAULTS[kind] if table.meta["format-version"] > 2 and rng.random() < 0.7 else None
             table.add_column(f"new{table.next_id}", kind, default_value)
         elif way == "rename":
-            field = rng.choice(other)
-            names = {one["name"] for one in table.fields}
-            freed = sorted({one["name"] for schema in table.meta["schemas"] for one in schema["fields"]} - names)
-            name = rng.choice([f"{field['name']}_", *(one for one in freed if self.may_be(one, field["type"]))])
+            field = rng.choice(changeable)
+            names = {field["name"] for field in table.fields}
+            freed = sorted({field["name"] for schema in table.meta["schemas"] for field in schema["fields"]} - names)
+            name = rng.choice(
+                [f"{field['name']}_", *(free_name for free_name in freed if self.may_be(free_name, field["type"]))]
+            )
             table.change_column(field["name"], name=name)
         elif way == "drop":
-            table.drop_column(rng.choice(other)["name"])
+            table.drop_column(rng.choice(changeable)["name"])
         elif way == "again":
             field = rng.choice(free)
             kind = field["type"] if not isinstance(field["type"], dict) else "string"
@@ -370,17 +385,17 @@ class Iceberg(Table):
     def may_be(self, name: str, kind: Kind) -> bool:
         """Whether a column may take a name: where names tell the columns of files, all of the name are of one type."""
         schemas = self.table.meta["schemas"]
-        had = [field["type"] for schema in schemas for field in schema["fields"] if field["name"] == name]
-        return not self.is_mapped or all(one == kind for one in had)
+        kinds = [field["type"] for schema in schemas for field in schema["fields"] if field["name"] == name]
+        return not self.is_mapped or all(other_kind == kind for other_kind in kinds)
 
     def evolve_inside(self, field: Field) -> None:
         """A struct's fields: one more, a wider one, another name."""
-        inner = [dict(one) for one in field["type"]["fields"]]
-        one = self.rng.choice(inner)
-        if one["type"] == "int" and self.rng.random() < 0.5:
-            one["type"] = "long"
+        inner = [dict(inner_field) for inner_field in field["type"]["fields"]]
+        inner_field = self.rng.choice(inner)
+        if inner_field["type"] == "int" and self.rng.random() < 0.5:
+            inner_field["type"] = "long"
         elif self.rng.random() < 0.3:
-            one["name"] += "_"
+            inner_field["name"] += "_"
         else:
             number = self.table.next_id
             new = {"id": number, "name": f"in{number}", "required": False, "type": "string"}
@@ -403,9 +418,9 @@ class Iceberg(Table):
         """Append to a branch; then it may become the main one."""
         branches = [name for name, ref in self.table.meta["refs"].items() if ref["type"] == "branch" and name != "main"]
         if branches:
-            made = self.table.commit(self.write(self.drawn(3)), branch=self.rng.choice(branches))
+            snapshot_id = self.table.commit(self.write(self.drawn(3)), branch=self.rng.choice(branches))
             if self.rng.random() < 0.3:
-                self.table.set_current(made)
+                self.table.set_current(snapshot_id)
 
     def roll_back(self) -> None:
         self.table.set_current(self.rng.choice(self.table.meta["snapshots"])["snapshot-id"])
@@ -426,15 +441,15 @@ class Iceberg(Table):
             kinds = (COLUMNS.get(name), WIDER.get(str(COLUMNS.get(name))))
             return name in columns and columns[name] in kinds
 
-        own = [[(name, "identity") for name in self._texts]] * 3 if self._texts else []
-        return own + [spec for spec in SPECS if all(fits(name) for name, _ in spec)]
+        text_specs = [[(name, "identity") for name in self._texts]] * 3 if self._texts else []
+        return text_specs + [spec for spec in SPECS if all(fits(name) for name, _ in spec)]
 
 
-def _only(row: dict[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+def _project(row: dict[str, Any], columns: Sequence[str]) -> dict[str, Any]:
     """A row with nothing but some columns, fields of structs as `struct.field`."""
-    found = {}
+    projected = {}
     for column in columns:
         name, _, inner = column.partition(".")
         value = row[name]
-        found[name] = value if not inner or value is None else {inner: value[inner]}
-    return found
+        projected[name] = value if not inner or value is None else {inner: value[inner]}
+    return projected

@@ -105,7 +105,7 @@ class Outcome:
     def rows(self, batch: Batch) -> collections.Counter[tuple[Any, ...]]:
         """(number of the fact and values, time for which it has waited) of each result."""
         return collections.Counter(
-            ((*one.ident, value), batch.at_ms * 1000 - one.arrived_us) for one, value in self.leave
+            ((*leaving.ident, value), batch.at_ms * 1000 - leaving.arrived_us) for leaving, value in self.leave
         )
 
 
@@ -134,7 +134,7 @@ def check(batches: Sequence[Batch], stages: Sequence[Stage]) -> collections.Coun
     """How much of everything there was. AssertionError if a fact left too early, too late, twice, never, or with a version that was not current."""
     waiting: list[list[Waiting]] = [[] for _ in stages]
     oldest = [0] * len(stages)
-    of_digest: dict[tuple[int, str], set[int]] = {}
+    places_by_digest: dict[tuple[int, str], set[int]] = {}
     left_first = _left_first(batches)
     counts = collections.Counter(batches=len(batches), facts=sum(len(batch.facts) for batch in batches))
     for batch in batches:
@@ -158,26 +158,28 @@ def check(batches: Sequence[Batch], stages: Sequence[Stage]) -> collections.Coun
                 )
             oldest[number] = min(possible)
             outcome = possible[oldest[number]]
-            told = {
+            metrics = {
                 name.split("_")[0]: _named(row) for name, row in (batch.told or {}).items() if f"_t{number}_" in name
             }
-            if told:
-                places = of_digest.setdefault((number, told["lookup"]["digest"]), set(possible))
+            if metrics:
+                places = places_by_digest.setdefault((number, metrics["lookup"]["digest"]), set(possible))
                 places &= set(possible)
-                assert places, f"{where}: no version fits all micro-batches that name {told['lookup']}"
+                assert places, f"{where}: no version fits all micro-batches that name {metrics['lookup']}"
                 expected = {
                     "waiting": len(outcome.stay),
                     "woken": outcome.woken,
                     "expired": outcome.expired,
                     "crowded": 0,
                 }
-                assert {name: told["late"][name] for name in expected} == expected, (
-                    f"{where}: {told['late']}, not {expected}"
+                assert {name: metrics["late"][name] for name in expected} == expected, (
+                    f"{where}: {metrics['late']}, not {expected}"
                 )
                 counts["told"] += 1
             counts += collections.Counter(woken=outcome.woken, expired=outcome.expired, ticks=int(not new))
             waiting[number] = outcome.stay
-            new = [Waiting((*one.ident, value), one.fact, batch.at_ms * 1000) for one, value in outcome.leave]
+            new = [
+                Waiting((*leaving.ident, value), leaving.fact, batch.at_ms * 1000) for leaving, value in outcome.leave
+            ]
     assert not left_first, f"rows of no micro-batch: {left_first}"
     assert not any(waiting), f"facts that are still there: {waiting}"
     return counts
@@ -192,8 +194,8 @@ def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _current(versions: Sequence[Version], oldest: int, batch: Batch) -> Iterator[int]:
     """The places of the versions that may have been current when a micro-batch asked: not before it began, and not after its commit."""
-    done = [place for place, version in enumerate(versions) if version.done_ms < batch.at_ms]
-    for place in range(max(oldest, *done, 0), len(versions)):
+    earlier = [place for place, version in enumerate(versions) if version.done_ms < batch.at_ms]
+    for place in range(max(oldest, *earlier, 0), len(versions)):
         if versions[place].begun_ms <= batch.committed_ms:
             yield place
 
@@ -201,10 +203,10 @@ def _current(versions: Sequence[Version], oldest: int, batch: Batch) -> Iterator
 def _left_first(batches: Sequence[Batch]) -> dict[int, collections.Counter[tuple[Any, ...]]]:
     """What left the first lookup, by the time of the micro-batch. Several rows of the second lookup are one of these."""
     rows = {(row["left0"], (row["fact"], row["t0_value"]), row["waited0"]) for batch in batches for row in batch.rows}
-    found: dict[int, collections.Counter[tuple[Any, ...]]] = collections.defaultdict(collections.Counter)
+    results: dict[int, collections.Counter[tuple[Any, ...]]] = collections.defaultdict(collections.Counter)
     for at_ms, ident, waited_us in rows:
-        found[at_ms][ident, waited_us] += 1
-    return found
+        results[at_ms][ident, waited_us] += 1
+    return results
 
 
 def _left_last(batch: Batch) -> collections.Counter[tuple[Any, ...]]:
@@ -241,18 +243,18 @@ class Table:
         """Make another version: some keys go, come, come again, or have other values."""
         rng, number = self._rng, len(self.versions) + 1
         before = dict(self.versions[-1].content) if self.versions else {}
-        gone = [key for key in before if key != _PROBE and rng.random() < 0.3]
-        kept = {key: values for key, values in before.items() if key not in gone}
+        removed_keys = [key for key in before if key != _PROBE and rng.random() < 0.3]
+        remaining = {key: values for key, values in before.items() if key not in removed_keys}
         new = {rng.randrange(1, _KEYS): self._values(number, place) for place in range(rng.randrange(4))}
         new |= {_PROBE: [number]}
-        if self.kind == "managed" and gone:
-            self._write(lambda table: table.delete(pa.table({"id": gone})), kept)
+        if self.kind == "managed" and removed_keys:
+            self._write(lambda table: table.delete(pa.table({"id": removed_keys})), remaining)
         if self.kind == "managed":
-            self._write(lambda table: table.upsert(_rows(new)), kept | new)
+            self._write(lambda table: table.upsert(_rows(new)), remaining | new)
         elif self.kind == "delta":
-            self._write(lambda _: write_deltalake(self.path, _rows(kept | new), mode="overwrite"), kept | new)
+            self._write(lambda _: write_deltalake(self.path, _rows(remaining | new), mode="overwrite"), remaining | new)
         else:
-            self._write(lambda _: saved(Path(self.path), _rows(kept | new)), kept | new)
+            self._write(lambda _: saved(Path(self.path), _rows(remaining | new)), remaining | new)
 
     def _write(self, act: Callable[[LookupTable], object], content: Content) -> None:
         begun_ms = time.time() * 1000
@@ -318,7 +320,7 @@ class History:
                 self._tables, self._by_watermark, self._hows, self._waits_ms, strict=True
             )
         ]
-        return self.counts + check(batches_of(self._home), stages)
+        return self.counts + check(read_batches(self._home), stages)
 
     def _play_phase(self) -> None:
         rng = self._rng
@@ -359,8 +361,8 @@ class History:
         self._clock_s += rng.randrange(12)
         keys: list[tuple[int | None, int | None]] = [(_PROBE, _PROBE)] * probes
         if self._clock_s < _FAR_S:
-            some = [*range(1, _KEYS + 2), None]
-            keys += [(rng.choice(some), rng.choice(some)) for _ in range(count)]
+            choices = [*range(1, _KEYS + 2), None]
+            keys += [(rng.choice(choices), rng.choice(choices)) for _ in range(count)]
         times = [self._clock_s - rng.choice([0, 0, rng.randrange(40)]) for _ in keys]
         columns = {
             "fact": pa.array(range(self._facts, self._facts + len(keys)), pa.int64()),
@@ -396,10 +398,10 @@ class History:
     def _wait_for_end(self) -> None:
         self._wait(lambda: any(note.get("order") == self._orders for note in self._notes("done")), "the end of a run")
 
-    def _wait(self, until: Callable[[], bool], what: str) -> None:
-        began = time.monotonic()
+    def _wait(self, until: Callable[[], bool], event: str) -> None:
+        start_s = time.monotonic()
         while not until():
-            assert time.monotonic() - began < _BOUND_S, f"{what}: not there after {_BOUND_S} s"
+            assert time.monotonic() - start_s < _BOUND_S, f"{event}: not there after {_BOUND_S} s"
             self._workers.check_alive()
             time.sleep(0.1)
 
@@ -417,13 +419,13 @@ class History:
 # --- what Spark says ------------------------------------------------------------------------------
 
 
-def batches_of(home: Path) -> list[Batch]:
+def read_batches(home: Path) -> list[Batch]:
     """The committed micro-batches of a history, by Spark's checkpoint, the sink, and the metrics that Spark reported."""
     checkpoint = home / "checkpoint"
-    told = {
+    metrics = {
         note["batch"]: json.loads(note["observed"]) for note in read_notes(home / "notes") if note["kind"] == "progress"
     }
-    files = _files_of(checkpoint)
+    files = _find_files(checkpoint)
     batches, before, ticks = list[Batch](), -1, 0
     for number in sorted(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit()):
         _, metadata, *offsets = (checkpoint / "offsets" / str(number)).read_text().splitlines()
@@ -431,33 +433,33 @@ def batches_of(home: Path) -> list[Batch]:
         sources = [json.loads(text) for text in offsets if text != "-"]
         (log,) = (offset["logOffset"] for offset in sources if "logOffset" in offset)
         last_tick = sum(offset["offset"] for offset in sources if "logOffset" not in offset)
-        facts = [fact for at in range(before + 1, log + 1) for path in files.get(at, ()) for fact in _facts_in(path)]
+        facts = [fact for at in range(before + 1, log + 1) for path in files.get(at, ()) for fact in _read_facts(path)]
         rows = pq.read_table(home / "out" / f"{number:06}").to_pylist()
         committed_ms = (checkpoint / "commits" / str(number)).stat().st_mtime * 1000 + 50
         batches.append(
             Batch(
                 number, values["batchTimestampMs"], values["batchWatermarkMs"], last_tick > ticks, facts, rows, committed_ms,
-                told.get(number),
+                metrics.get(number),
             )
         )  # fmt: skip
         before, ticks = log, last_tick
     return batches
 
 
-def _files_of(checkpoint: Path) -> dict[int, list[str]]:
+def _find_files(checkpoint: Path) -> dict[int, list[str]]:
     """The files of facts by the offset with which Spark read them."""
-    found = dict[str, int]()
+    offsets = dict[str, int]()
     for log in (checkpoint / "sources").glob("*/*"):
         for line in log.read_text().splitlines() if not log.name.startswith(".") else ():
             if line.startswith("{") and "path" in (entry := json.loads(line)):
-                found[entry["path"]] = entry["batchId"]
+                offsets[entry["path"]] = entry["batchId"]
     files = dict[int, list[str]]()
-    for path, offset in found.items():
+    for path, offset in offsets.items():
         files.setdefault(offset, []).append(path.removeprefix("file://"))
     return files
 
 
-def _facts_in(path: str) -> list[Fact]:
+def _read_facts(path: str) -> list[Fact]:
     columns = pq.read_table(path)
     times = columns["at"].cast(pa.int64()).to_pylist()
     keys = zip(columns["key0"].to_pylist(), columns["key1"].to_pylist(), strict=True)

@@ -49,11 +49,11 @@ class Harm:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def join(spark: SparkSession, given: dict[str, Any], order: dict[str, Any]) -> DataFrame:
+def join(spark: SparkSession, settings: dict[str, Any], order: dict[str, Any]) -> DataFrame:
     reader = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 2)
-    facts = reader.parquet(f"{given['home']}/facts")
+    facts = reader.parquet(f"{settings['home']}/facts")
     facts = facts.mapInArrow(Harm(order["harm"]), facts.schema)
-    for number, table in enumerate(given["tables"]):
+    for number, table in enumerate(settings["tables"]):
         if table["by_watermark"]:
             facts = facts.withWatermark("at", f"{LATENESS_S} seconds")
         joined = lookup_join(
@@ -61,8 +61,8 @@ def join(spark: SparkSession, given: dict[str, Any], order: dict[str, Any]) -> D
             options=table["options"], wait=order["waits"][number], wait_on="at" if table["by_watermark"] else None,
         )  # fmt: skip
         waited = sf.expr("unix_micros(timestamp_seconds(0) + _lookup_waited)").alias(f"waited{number}")
-        left = sf.expr("unix_millis(current_timestamp())").alias(f"left{number}")
-        facts = joined.select(*facts.columns, f"t{number}_value", waited, left)
+        left_ms = sf.expr("unix_millis(current_timestamp())").alias(f"left{number}")
+        facts = joined.select(*facts.columns, f"t{number}_value", waited, left_ms)
     return facts.mapInArrow(Harm(order["harm"]), facts.schema)
 
 
@@ -76,10 +76,10 @@ def writer(home: str, harm: float) -> Callable[[DataFrame, int], None]:
 
 
 class Application:
-    def __init__(self, given: dict[str, Any], notes: Notes) -> None:
-        self._given, self._notes = given, notes
+    def __init__(self, settings: dict[str, Any], notes: Notes) -> None:
+        self._given, self._notes = settings, notes
         builder: Any = SparkSession.builder.config("spark.ui.enabled", "false").config("spark.driver.memory", "1g")
-        if given["connect"]:
+        if settings["connect"]:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 port = probe.getsockname()[1]
@@ -91,7 +91,7 @@ class Application:
         self._spark: SparkSession = builder.getOrCreate()
         for key, value in _CONF.items():
             self._spark.conf.set(key, value)
-        if not given["connect"]:
+        if not settings["connect"]:
             self._spark.sparkContext.setLogLevel("ERROR")
 
     def run(self, orders: queue.SimpleQueue[str]) -> None:
@@ -108,13 +108,13 @@ class Application:
         query = query.option("checkpointLocation", f"{self._given['home']}/checkpoint")
         trigger: dict[str, Any] = {"processingTime": order["trigger"]} if order["trigger"] else {"availableNow": True}
         query = query.trigger(**trigger).start()
-        told: set[int] = set()
+        noted: set[int] = set()
         self._notes.add("started", order=order["number"])
         try:
             while orders.empty() and query.isActive:
                 query.awaitTermination(0.2)
-                self._note_progress(query, told)
-            self._note_progress(query, told)
+                self._note_progress(query, noted)
+            self._note_progress(query, noted)
         except Exception as problem:
             self._notes.add("ended", error=f"{type(problem).__name__}: {str(problem)[:2000]}")
             if "injected" not in str(problem) and "exited unexpectedly" not in str(problem):
@@ -124,17 +124,17 @@ class Application:
             query.stop()
         return True
 
-    def _note_progress(self, query: Any, told: set[int]) -> None:
+    def _note_progress(self, query: Any, noted: set[int]) -> None:
         for progress in query.recentProgress:
-            if progress["batchId"] not in told:
-                told.add(progress["batchId"])
+            if progress["batchId"] not in noted:
+                noted.add(progress["batchId"])
                 observed = {name: row.asDict() for name, row in (progress["observedMetrics"] or {}).items()}
                 text = json.dumps(observed, default=str)
                 self._notes.add("progress", batch=progress["batchId"], observed=text, ms=time.time() * 1000)
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    settings = json.loads(sys.argv[1])
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def listen() -> None:
@@ -142,7 +142,7 @@ def main() -> None:
             orders.put(line.strip())
 
     threading.Thread(target=listen, daemon=True).start()
-    Application(given, Notes(Path(given["home"]) / "notes", "application")).run(orders)
+    Application(settings, Notes(Path(settings["home"]) / "notes", "application")).run(orders)
 
 
 if __name__ == "__main__":

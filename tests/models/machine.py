@@ -85,16 +85,18 @@ def at_call(number: int, root: Path, change: Callable[[], None]) -> Iterator[Non
         for name in _CALLS:
             original = getattr(os, name)
 
-            def asked(path: Any = ".", *args: Any, _original: Any = original, _name: str = name, **more: Any) -> Any:
+            def counted_call(
+                path: Any = ".", *args: Any, _original: Any = original, _name: str = name, **more: Any
+            ) -> Any:
                 if not concerns(path, more.get("dir_fd")):
                     return _original(path, *args, **more)
                 counted()
-                found = _original(path, *args, **more)
+                result = _original(path, *args, **more)
                 if _name == "scandir" and not changing:
-                    return _Entries(_Entry(entry, counted) for entry in found)
-                return found
+                    return _Entries(_Entry(entry, counted) for entry in result)
+                return result
 
-            patch.setattr(os, name, asked)
+            patch.setattr(os, name, counted_call)
         yield
 
 
@@ -106,7 +108,7 @@ _STEP_S = 100.0  # of the readers' clocks, more than any interval
 _ASKED_PER_STEP = {True: 8, False: 3}
 """How many readers, of a history of all kinds of tables and of the longer ones of one kind."""
 _PAST_AT_END = 6
-_SHOWN = 500
+_CHARS_SHOWN = 500
 _ANSWERS_SHOWN = 4
 
 
@@ -123,7 +125,7 @@ class Reader:
         return f"{self.cache}/{self.source}/{self.process}/{self.question}"
 
 
-EVERY_READER = tuple(Reader(*chosen) for chosen in itertools.product(CACHES, SOURCES, PROCESSES, QUESTIONS))
+EVERY_READER = tuple(Reader(*values) for values in itertools.product(CACHES, SOURCES, PROCESSES, QUESTIONS))
 _OFTEN = tuple(reader for reader in EVERY_READER for _ in range({"here": 3, "late": 2}.get(reader.process, 1)))
 """Those that need no process of their own more often."""
 
@@ -140,8 +142,8 @@ class Discrepancy:
     actual: str
 
     def __str__(self) -> str:
-        asked = f"after step {self.step}, {self.reader}, {self.call}"
-        return f"{asked}:\n  expected {self.expected}\n  actual   {self.actual}"
+        where = f"after step {self.step}, {self.reader}, {self.call}"
+        return f"{where}:\n  expected {self.expected}\n  actual   {self.actual}"
 
 
 class _Machine:
@@ -172,11 +174,11 @@ class _Machine:
 
     def _check_now(self, readers: Sequence[Reader] | None, rng: random.Random, count: int, last: bool) -> None:
         content = self.place.content()
-        chosen = readers or (EVERY_READER if count == len(EVERY_READER) else rng.sample(_OFTEN, count))
+        selected = readers or (EVERY_READER if count == len(EVERY_READER) else rng.sample(_OFTEN, count))
         if readers is None and not last:
             # Each host is to know each version, so that what it may answer of older ones is determined.
-            chosen = (Reader("NONE", "UFS", "here", "all"), *chosen)
-        for reader in chosen:
+            selected = (Reader("NONE", "UFS", "here", "all"), *selected)
+        for reader in selected:
             self._check(reader, content, rng)
         if not content.busy:
             self._quiet = content
@@ -187,8 +189,8 @@ class _Machine:
     def _check_more(self, table: Table, rng: random.Random, count: int) -> None:
         """Earlier states, and what only tables of its kind can be asked."""
         past = table.past()
-        for one in rng.sample(past, min(len(past), count)):
-            self._check_past(one, rng)
+        for state in rng.sample(past, min(len(past), count)):
+            self._check_past(state, rng)
         for options, verdict in table.other_checks(rng):
             reader = Reader("NONE", "UFS", rng.choice(("here", "new", "late")), "all")
             question = Question(self._setup.keys, more=tuple(options.items()))
@@ -229,7 +231,7 @@ class _Machine:
         if (before.busy or after.busy) and answer.error == "TableBusyError":
             return
         allowed = [content.answer(question) for content in (before, after)]
-        if all(self._difference(one, answer, "scan", one.schema, one.rows) for one in allowed):
+        if all(self._difference(expected, answer, "scan", expected.schema, expected.rows) for expected in allowed):
             self._report(str(reader), f"scan() while {step.op}", " or ".join(map(_short, allowed)), _text(answer))
 
     def _question(self, name: str) -> Question:
@@ -278,13 +280,13 @@ class _Machine:
             question = dataclasses.replace(question, where=table.condition(rng) or question.where)
         if isinstance(table, Provided):
             reader = dataclasses.replace(reader, source="UFS")
-        late = reader.process == "late"
+        is_late = reader.process == "late"
         expected = content.answer(question)
         types = expected.types or next((e.types for e in reversed(self._before[question]) if e.types), {})
-        wanted = self._wanted(expected, types, rng)
-        keys = key_table(pa.schema([(name, types.get(name, pa.int64())) for name in question.keys]), wanted)
+        requested = self._wanted(expected, types, rng)
+        keys = key_table(pa.schema([(name, types.get(name, pa.int64())) for name in question.keys]), requested)
         self._asked_types = list(keys.schema.types)
-        single = rng.choice(wanted)
+        single = rng.choice(requested)
         key = single if len(single) > 1 else single[0]
         asks: tuple[tuple[Any, ...], ...] = (("schema",), ("scan",), ("get_many", keys), ("get", key))
         if table is not None and not table.scans(reader.cache):
@@ -296,21 +298,21 @@ class _Machine:
         else:
             asks = tuple(rng.sample(asks, len(asks)))
         answers = self._asked(reader, self._request(reader, question, asks))
-        older = [] if late else self._before[question]
+        older = [] if is_late else self._before[question]
         changed = self._quiet is None or content.files != self._quiet.files
         for ask, answer in zip(asks, answers, strict=True):
             # A host need not have the bytes of files that have changed while a job is writing. One that answers gives the last
             # version that it knows, or what is there if it takes the job for dead.
-            if content.busy and answer.error == "TableBusyError" and (late or changed or ask[0] == "reload"):
+            if content.busy and answer.error == "TableBusyError" and (is_late or changed or ask[0] == "reload"):
                 continue
             stale = reader.source == "CACHE" and (content.busy or expected.problem)
             allowed = [expected, *older] if stale else [expected]
-            if content.busy and self._quiet is not None and not late:
+            if content.busy and self._quiet is not None and not is_late:
                 allowed.append(self._quiet.answer(question))
             if content.busy and expected.problem:
                 # All files gone while a job that seemed dead was there: the last that was read goes on.
                 allowed += older
-            self._compare(reader, ask, answer, allowed, question, [single] if ask[0] == "get" else wanted)
+            self._compare(reader, ask, answer, allowed, question, [single] if ask[0] == "get" else requested)
             # A load of what the reader's host knew before files were removed, or before the path became another table, fails then.
             removed = any(step.op in ("vacuum", "expire", "become") for step in self._history.steps[1 : self._step])
             if answer.failures and not (content.busy or expected.problem or removed):
@@ -332,15 +334,15 @@ class _Machine:
     def _wanted(self, expected: Expected, types: Any, rng: random.Random) -> list[tuple[Any, ...]]:
         """Keys to ask for: some that are there, some that are not, one that is null."""
         names = self._setup.keys
-        there = [tuple(row[name] for name in names) for row in expected.keyed]
+        present = [tuple(row[name] for name in names) for row in expected.keyed]
         missing = tuple(_missing(types.get(name, pa.int64())) for name in names)
-        chosen = rng.sample(there, min(len(there), rng.choice((1, 4, 30))))
-        return [*chosen, missing, *chosen[:1], (None,) * len(names)]
+        sample = rng.sample(present, min(len(present), rng.choice((1, 4, 30))))
+        return [*sample, missing, *sample[:1], (None,) * len(names)]
 
     def _compare(
-        self, reader: Reader, ask: Any, answer: Answer, allowed: Iterable[Expected], question: Question, wanted: Any
+        self, reader: Reader, ask: Any, answer: Answer, allowed: Iterable[Expected], question: Question, requested: Any
     ) -> None:
-        said = []
+        differences = []
         by_key = ask[0] in ("get", "get_many")
         for expected in allowed:
             types = [expected.types.get(name) for name in self._setup.keys]
@@ -348,7 +350,7 @@ class _Machine:
                 return  # keys of a newer version are not keys of this one
             schema, rows = expected.schema, expected.rows
             if by_key and not expected.problem:
-                rows = tuple(expected.rows_of(question.keys, wanted))
+                rows = tuple(expected.rows_of(question.keys, requested))
                 names = list(expected.keyed[0]) if expected.keyed else None
                 schema = pa.schema([(n, expected.types[n]) for n in names]) if names else None
                 if ask[0] == "get":
@@ -356,11 +358,11 @@ class _Machine:
             difference = self._difference(expected, answer, ask[0], schema, rows)
             if not difference:
                 return
-            said.append(difference)
-        call = f"{ask[0]}({_cut(wanted)})" if by_key else ask[0]
-        told = [question.where.text] if question.where else []
-        told += [f"{name} = {text}" for name, text in question.more]
-        self._report(str(reader), " with ".join([call, *told]), said[0], _text(answer))
+            differences.append(difference)
+        call = f"{ask[0]}({_cut(requested)})" if by_key else ask[0]
+        conditions = [question.where.text] if question.where else []
+        conditions += [f"{name} = {text}" for name, text in question.more]
+        self._report(str(reader), " with ".join([call, *conditions]), differences[0], _text(answer))
 
     def _difference(
         self, expected: Expected, answer: Answer, call: str, schema: pa.Schema | None, rows: Sequence[dict[str, Any]]
@@ -379,10 +381,10 @@ class _Machine:
             names = [*_columns(schema), ("key_index", "int64")] if call == "get_many" else _columns(schema)
             if _columns(answer.value.schema) != names:
                 return f"columns {names}"
-        found = [plain(row) for row in (answer.value if call == "get" else answer.value.to_pylist())]
+        actual = [plain(row) for row in (answer.value if call == "get" else answer.value.to_pylist())]
         right = [plain(row) for row in rows]
-        same = found == right if expected.ordered and call != "scan" else sorted(found) == sorted(right)
-        return "" if same else _rows_text(right, found)
+        is_equal = actual == right if expected.ordered and call != "scan" else sorted(actual) == sorted(right)
+        return "" if is_equal else _rows_text(right, actual)
 
     def _note(self, question: Question, content: Content) -> None:
         expected = content.answer(question)
@@ -414,10 +416,10 @@ def _short(expected: Expected) -> str:
     return f"an error ({expected.problem})" if expected.problem else f"{len(expected.rows)} rows of {expected.schema}"
 
 
-def _rows_text(right: list[str], found: list[str]) -> str:
-    lacks = collections.Counter(right) - collections.Counter(found)
-    beyond = collections.Counter(found) - collections.Counter(right)
-    return f"{len(right)} rows; lacks {list(lacks)[:3]}, has beyond them {list(beyond)[:3]}"
+def _rows_text(expected: list[str], actual: list[str]) -> str:
+    lacks = collections.Counter(expected) - collections.Counter(actual)
+    beyond = collections.Counter(actual) - collections.Counter(expected)
+    return f"{len(expected)} rows; lacks {list(lacks)[:3]}, has beyond them {list(beyond)[:3]}"
 
 
 def _text(answer: Answer) -> str:
@@ -427,9 +429,9 @@ def _text(answer: Answer) -> str:
     return f"{len(rows)} rows {rows[:2]}" if isinstance(rows, list) else str(rows)
 
 
-def _cut(what: Any) -> str:
-    text = " ".join(str(what).split())
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+def _cut(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= _CHARS_SHOWN else f"{text[:_CHARS_SHOWN]}…"
 
 
 def run(
@@ -445,9 +447,9 @@ def run(
     return machine.discrepancies
 
 
-def report(history: History, found: Sequence[Discrepancy]) -> str:
+def report(history: History, discrepancies: Sequence[Discrepancy]) -> str:
     """What to print of a history that failed: its first wrong answers, and how to replay it."""
     replay = f"LOOKUPCACHE_SEED={history.seed} scripts/test tests/models -k {history.only or 'any'}-"
-    lines = [f"{replay}: {len(found)} answers were wrong"]
-    lines += [str(one) for one in found[:_ANSWERS_SHOWN]]
+    lines = [f"{replay}: {len(discrepancies)} answers were wrong"]
+    lines += [str(discrepancy) for discrepancy in discrepancies[:_ANSWERS_SHOWN]]
     return "\n".join([*lines, str(history)])

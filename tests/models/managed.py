@@ -82,9 +82,9 @@ class Managed(DrawnRows):
 
     def other_checks(self, rng: random.Random) -> Iterator[tuple[dict[str, str], Callable[[pa.Table], str]]]:
         """The changes between two versions."""
-        known = sorted(position for position in self._model.versions if position >= self._model.oldest)
-        if len(known) > 1:
-            first, last = sorted(rng.sample(known, 2))
+        positions = sorted(position for position in self._model.versions if position >= self._model.oldest)
+        if len(positions) > 1:
+            first, last = sorted(rng.sample(positions, 2))
             options = {"lookup.changes-from": str(first + 1), "lookup.changes-to": str(last)}
             yield options, functools.partial(self._wrong_changes, first, last)
 
@@ -99,16 +99,18 @@ class Managed(DrawnRows):
         by_position = {at: [row for row in rows if row[LOG_POSITION] == at] for at in range(first + 1, last + 1)}
         if sum(map(len, by_position.values())) != len(rows):
             return "changes of other versions"
-        now = counted(versions[first][1])
-        for position, found in by_position.items():
-            of = {kind: [row for row in found if row[CHANGE_TYPE] == kind] for kind in _CHANGES}
-            now.subtract(counted(of["delete"] + of["update_preimage"]))
-            if any(count < 0 for count in now.values()):
-                return f"at {position} rows go that were not there: {-now}"
-            now = +now + counted(of["insert"] + of["update_postimage"])
-            if position in versions and now != counted(versions[position][1]):
-                return f"at {position} there are {now}, not {counted(versions[position][1])}"
-            before, after = ({self.key_of(row) for row in of[f"update_{image}"]} for image in ("preimage", "postimage"))
+        state = counted(versions[first][1])
+        for position, changed_rows in by_position.items():
+            by_type = {kind: [row for row in changed_rows if row[CHANGE_TYPE] == kind] for kind in _CHANGES}
+            state.subtract(counted(by_type["delete"] + by_type["update_preimage"]))
+            if any(count < 0 for count in state.values()):
+                return f"at {position} rows go that were not there: {-state}"
+            state = +state + counted(by_type["insert"] + by_type["update_postimage"])
+            if position in versions and state != counted(versions[position][1]):
+                return f"at {position} there are {state}, not {counted(versions[position][1])}"
+            before, after = (
+                {self.key_of(row) for row in by_type[f"update_{image}"]} for image in ("preimage", "postimage")
+            )
             if before != after:
                 return f"at {position} the images of updates have different keys"
         return ""
@@ -152,12 +154,14 @@ class Managed(DrawnRows):
     def _after(self, op: str, new: list[Row], order: int, before: list[tuple[Row, int]]) -> list[tuple[Row, int]]:
         """The rows after a write that is committed now and began at its place in the order."""
         if op == "delete_where":
-            return [(row, of) for row, of in before if not self._where(new)[1](row)]
+            return [(row, row_order) for row, row_order in before if not self._where(new)[1](row)]
         # A row with a null in its key has none: nothing replaces or removes it.
         named = {key for row in new if None not in (key := self.key_of(row))} if op in ("upsert", "delete") else set()
         replaced = order if op == "overwrite" else 0
-        kept = [(row, of) for row, of in before if self.key_of(row) not in named and of >= replaced]
-        return kept if op == "delete" else kept + [(row, order) for row in new]
+        remaining = [
+            (row, row_order) for row, row_order in before if self.key_of(row) not in named and row_order >= replaced
+        ]
+        return remaining if op == "delete" else remaining + [(row, order) for row in new]
 
     def _written(
         self, table: Any, op: str, before: list[tuple[Row, int]], count: int, rng: random.Random
@@ -179,8 +183,8 @@ class Managed(DrawnRows):
         return self._after(op, new, self._model.order, before)
 
     def _writer(self, options: dict[str, str]) -> TableWriter:
-        given = parse_options({**options, "path": self.name})
-        return runtime().engine(given).managed.writer(given)
+        lookup_options = parse_options({**options, "path": self.name})
+        return runtime().engine(lookup_options).managed.writer(lookup_options)
 
     def _begin(self, options: dict[str, str], op: str, count: int, rng: random.Random) -> None:
         writer = self._writer(options)
@@ -190,8 +194,8 @@ class Managed(DrawnRows):
             rows = rows.select(list(self.keys))
         job = writer.begin(rows.schema, WriteMode(op))
         self._model.order += 1
-        found = [] if op in ("delete", "delete_where") else writer.write(job, rows.to_batches(), "part")
-        self._model.opened.append(_Open(job, found, op, new, self._model.order))
+        files = [] if op in ("delete", "delete_where") else writer.write(job, rows.to_batches(), "part")
+        self._model.opened.append(_Open(job, files, op, new, self._model.order))
 
     def _commit(self, options: dict[str, str], write: _Open) -> None:
         writer = self._writer(options)
@@ -217,8 +221,8 @@ class Managed(DrawnRows):
         pending, self._model.opened = self._model.opened[:1], self._model.opened[1:]
         count = KeyedRows.count
 
-        def counted(rows: KeyedRows, found: Any) -> int:
-            number = count(rows, found)
+        def counted(rows: KeyedRows, files: Any) -> int:
+            number = count(rows, files)
             if pending:
                 self._commit(options, pending.pop())
             return number

@@ -80,27 +80,27 @@ class Session:
                 self._tables[key] = LookupTable(request.path, dict(request.options))
         except Exception as problem:
             return [_error(problem) for _ in request.asks]
-        return [_asked(self._tables[key], *ask) for ask in request.asks]
+        return [_ask(self._tables[key], *ask) for ask in request.asks]
 
     def close(self) -> None:
         for table in self._tables.values():
             table.close()
 
 
-def _asked(table: LookupTable, method: str, *args: Any) -> Answer:
+def _ask(table: LookupTable, method: str, *args: Any) -> Answer:
     metrics = table._engine().reader.metrics
     before = metrics.snapshot()["numLoadFailures"]
     try:
-        found = getattr(table, method)
-        value = found(*args) if callable(found) else found
+        member = getattr(table, method)
+        value = member(*args) if callable(member) else member
     except Exception as problem:
         return _error(problem)
     return Answer(value, failures=metrics.snapshot()["numLoadFailures"] - before)
 
 
 def _error(problem: Exception) -> Answer:
-    ours = any(base.__name__ == "PysparkLookupError" for base in type(problem).__mro__)
-    return Answer(error=type(problem).__name__ if ours else f"internal {type(problem).__name__}", text=str(problem))
+    is_ours = any(base.__name__ == "PysparkLookupError" for base in type(problem).__mro__)
+    return Answer(error=type(problem).__name__ if is_ours else f"internal {type(problem).__name__}", text=str(problem))
 
 
 def _read_until_closed(pipe: Connection, once: bool) -> None:
@@ -144,9 +144,9 @@ class Nursery:
         return [Answer(error=f"internal process {problem}") for _ in request.asks], request.at
 
     def _born(self, name: str) -> Connection:
-        self._living[name], there = self._context.Pipe()
-        self._context.Process(target=_read_until_closed, args=(there, not name), daemon=True).start()
-        there.close()
+        self._living[name], child_pipe = self._context.Pipe()
+        self._context.Process(target=_read_until_closed, args=(child_pipe, not name), daemon=True).start()
+        child_pipe.close()
         return self._living[name]
 
     def close(self, *names: str) -> None:

@@ -43,8 +43,8 @@ class Provided(DrawnRows):
             return
         op = step.op
         new = self.drawn_rows(op, step.args[1], rng)
-        gone = {self.key_of(row) for row in new} if op in ("upsert", "delete") else set()
-        rows = [] if op == "overwrite" else [row for row in self._rows if self.key_of(row) not in gone]
+        replaced_keys = {self.key_of(row) for row in new} if op in ("upsert", "delete") else set()
+        rows = [] if op == "overwrite" else [row for row in self._rows if self.key_of(row) not in replaced_keys]
         before, self._rows = self._rows, rows if op == "delete" else rows + new
         path, version = self.ground.path, self.ground.new_serial()
         touched = before + new if op == "overwrite" else new
@@ -79,8 +79,8 @@ class _Rows(LookupFunction):
         self._path, self._schema, self._keys = path, schema, keys
 
     def lookup(self, keys: pa.Table) -> pa.Table:
-        wanted = {tuple(key[name] for name in self._keys) for key in keys.to_pylist()}
-        rows = [row for row in _read(self._path)[1] if tuple(row[name] for name in self._keys) in wanted]
+        requested_keys = {tuple(key[name] for name in self._keys) for key in keys.to_pylist()}
+        rows = [row for row in _read(self._path)[1] if tuple(row[name] for name in self._keys) in requested_keys]
         return pa.Table.from_pylist(rows, self._schema)
 
 
@@ -105,10 +105,10 @@ def provider(context: LookupContext) -> LookupProvider:
         steps = _read(path)[2]
         if int(since) not in [number for number, _ in steps]:
             return None
-        found = [
+        changed_keys = [
             dict(zip(context.keys, key, strict=True)) for number, keys in steps if number > int(since) for key in keys
         ]
-        return pa.Table.from_pylist(found, pa.schema([schema.field(name) for name in context.keys]))
+        return pa.Table.from_pylist(changed_keys, pa.schema([schema.field(name) for name in context.keys]))
 
     if "changes" in context.options:
         function = _Rows(path, schema, context.keys)

@@ -17,7 +17,7 @@ from tests.support.fuzzing import BY_NIGHT, by_day, seeds
 
 _HISTORIES = {"": 2, "delta": 1, "iceberg": 1, "changing": 1}
 """How many, of all kinds of tables, of those whose histories are the longest, and of providers that tell changes."""
-_LATE = {"iceberg"}
+_NIGHTLY = {"iceberg"}
 """Of these, what takes half a minute and is left to the night."""
 _AT_END = 10
 FILES = ((0, (), "int64", "int64", 8, "rename", "pyarrow"), (1, (), "int32", "int32", 8, "rename", "pyarrow"))
@@ -27,15 +27,15 @@ PLAIN = History(Setup(), (Step("become", ("directory", *FILES[0]), 1), Step("put
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
     """The process that forks readers, one for all histories."""
-    with contextlib.closing(Nursery()) as found:
-        yield found
+    with contextlib.closing(Nursery()) as forker:
+        yield forker
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "seed"),
     [
-        pytest.param(kind, n, id=f"{kind or 'any'}-{n}", marks=[pytest.mark.nightly] * (kind in _LATE))
+        pytest.param(kind, n, id=f"{kind or 'any'}-{n}", marks=[pytest.mark.nightly] * (kind in _NIGHTLY))
         for kind, count in _HISTORIES.items()
         for n in seeds(count)
     ],
@@ -60,9 +60,9 @@ def test_a_lost_row_is_found(tmp_path: Path, nursery: Nursery, monkeypatch: pyte
 
     monkeypatch.setattr(LookupTable, "scan", fewer)
     monkeypatch.setattr(LookupTable, "get_many", more)
-    found = run(PLAIN, tmp_path, nursery, [Reader("NONE", "UFS", "here", "all")])
+    discrepancies = run(PLAIN, tmp_path, nursery, [Reader("NONE", "UFS", "here", "all")])
     calls = {(step, call) for step in (1, 2) for call in ("scan", "get_many")}
-    assert {(one.step, one.call.split("(")[0]) for one in found} == calls
+    assert {(discrepancy.step, discrepancy.call.split("(")[0]) for discrepancy in discrepancies} == calls
 
 
 KINDS = ["directory", "managed", "directory", "delta", "directory", "iceberg", "directory", "file", "managed", "delta"]
@@ -79,7 +79,7 @@ def become(kind: str, first: tuple[Any, ...], salt: int) -> Step:
     return Step("become", (kind, *first), salt)
 
 
-def readers_of(cache: str, *processes: str, question: str = "all") -> list[Reader]:
+def make_readers(cache: str, *processes: str, question: str = "all") -> list[Reader]:
     """Those with either source of versions."""
     return [Reader(cache, source, process, question) for source in SOURCES for process in processes]
 
@@ -94,20 +94,20 @@ class Found:
     readers: list[Reader]
 
 
-def found() -> Iterator[Found]:
+def list_cases() -> Iterator[Found]:
     """What is tried by day."""
     # Of a column that directories made numbers, and then text, each value is what its directory says.
     setup = Setup(keys=("zip",), partitions=(("zip", ("01234", "98765", "SW1A")),))
     steps = [become("directory", file(0, (0,)), 1), Step("put", file(1, (1,)), 2), Step("put", file(2, (2,)), 3)]
-    yield Found("W1", setup, steps, [*readers_of("FULL", "here"), *readers_of("NONE", "here")])
+    yield Found("W1", setup, steps, [*make_readers("FULL", "here"), *make_readers("NONE", "here")])
     for cache in CACHES:
         # With lookup.partition types are those of all directories and files, also of those that are not read.
         steps = [become("directory", file(0, (0,), "null"), 1), Step("put", file(1, (2,), "date32"), 2)]
-        yield Found(f"W2 {cache}", IN_PARTITION, steps, readers_of(cache, "here", question="partition"))
+        yield Found(f"W2 {cache}", IN_PARTITION, steps, make_readers(cache, "here", question="partition"))
     for cache in CACHES:
         # What the path is now is found, also by a reload of the full cache, in a process that knew it otherwise and in a new one.
         steps = [become(kind, file(0), number) for number, kind in enumerate(KINDS)]
-        yield Found(f"W4 {cache}", Setup(), steps, readers_of(cache, "here", *["new"] * (cache == "FULL")))
+        yield Found(f"W4 {cache}", Setup(), steps, make_readers(cache, "here", *["new"] * (cache == "FULL")))
     # Processes that live for one query see a version that is older than the reload interval.
     steps = [become("directory", file(0), 1), Step("put", file(1), 2), Step("put", file(0), 3)]
     yield Found("W3", Setup(), steps, [Reader("FULL", "CACHE", "once", "all")])
@@ -115,10 +115,10 @@ def found() -> Iterator[Found]:
         # A full cache goes on when a column that was null in all rows, or empty lists, has values, and the other way.
         steps = [become("directory", file(0, shape=before), ONE_FILE), Step("put", file(1, shape=after), 1)]
         steps += [Step("put", file(0, shape=after), 2)] if after == "null" else []
-        yield Found(f"S3 {before} {after}", Setup("arrow"), steps, readers_of("FULL", "here"))
+        yield Found(f"S3 {before} {after}", Setup("arrow"), steps, make_readers("FULL", "here"))
 
 
-def found_at_times() -> Iterator[Found]:
+def list_more_cases() -> Iterator[Found]:
     """The same, of which some are tried by day."""
     for cache, source, process in itertools.product(CACHES, SOURCES, ("here", "new", "other")):
         # lookup.partition, which a managed table cannot have, is taken by a host that knew the path as one, once it is none.
@@ -132,7 +132,7 @@ def found_at_times() -> Iterator[Found]:
         yield Found(f"W11 {call}", Setup(partitions=REGIONS), steps, [Reader("NONE", "UFS", "here", "all")])
 
 
-@pytest.mark.parametrize("case", [*found(), *by_day(found_at_times(), 3)], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*list_cases(), *by_day(list_more_cases(), 3)], ids=lambda case: case.name)
 def test_what_was_found(tmp_path: Path, nursery: Nursery, case: Found) -> None:
     """All readers are right after each step."""
     history = History(case.setup, tuple(case.steps))

@@ -62,12 +62,12 @@ class _Host:
 
     def _invalidate(self) -> None:
         keys = self._rng.sample(_KEYS, self._rng.randint(1, 2))
-        began = {key: self._source.versions["v1"][key][0] for key in keys}
+        values = {key: self._source.versions["v1"][key][0] for key in keys}
         if self._rng.random() < 0.5:
             self._stalled.append(lambda: self.take(self._rng.randint(2, 7)))
         self._rng.choice(self._processes).invalidations.add(pa.table({"k": pa.array(keys, pa.int64())}))
         self._clock.tick(0.001)
-        for key, value in began.items():
+        for key, value in values.items():
             self._least[key] = max(self._least[key], value)
 
     def _set(self) -> None:

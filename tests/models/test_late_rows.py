@@ -44,7 +44,7 @@ def row(
     return dict(zip(names, (fact, value0, waited0, left0, value1, waited1, left1), strict=True))
 
 
-def told(number: int, digest: str, waiting: int, woken: int, expired: int) -> dict[str, Any]:
+def make_metrics(number: int, digest: str, waiting: int, woken: int, expired: int) -> dict[str, Any]:
     numbers = {"waiting": waiting, "woken": woken, "expired": expired, "crowded": 0}
     return {f"late_t{number}_x_1": numbers, f"lookup_t{number}_x_2": {"digest": digest}}
 
@@ -52,14 +52,14 @@ def told(number: int, digest: str, waiting: int, woken: int, expired: int) -> di
 RIGHT = [
     # Of three facts one has both rows, one waits for the first, and one for the second.
     Batch(0, 50, 0, True, [Fact(0, (0, 0), AT_US), Fact(1, (5, 7), AT_US), Fact(2, (0, 8), AT_US)],
-          [row(0, 1, 0, 50, 1, 0, 50)], 60, told(0, "a", 1, 0, 0) | told(1, "c", 1, 0, 0)),
+          [row(0, 1, 0, 50, 1, 0, 50)], 60, make_metrics(0, "a", 1, 0, 0) | make_metrics(1, "c", 1, 0, 0)),
     Batch(1, 200, 0, True, [],
           [row(1, 50, 150_000, 200, 70, 0, 200), row(1, 51, 150_000, 200, 70, 0, 200)], 210,
-          told(0, "b", 0, 1, 0) | told(1, "c", 1, 0, 0)),
+          make_metrics(0, "b", 0, 1, 0) | make_metrics(1, "c", 1, 0, 0)),
     Batch(2, 300, 5_999, True, [Fact(3, (6, None), AT_US)], [], 310, None),
     Batch(3, 310, 6_000, False, [], [], 320, None),  # without a row, nothing is visited
     Batch(4, 1300, 6_000, True, [], [row(2, 1, 0, 50, None, 1_250_000, 1300), row(3, None, 1_000_000, 1300, None, 0, 1300)],
-          1310, told(0, "b", 0, 0, 1) | told(1, "c", 0, 0, 1)),
+          1310, make_metrics(0, "b", 0, 0, 1) | make_metrics(1, "c", 0, 0, 1)),
 ]  # fmt: skip
 
 
@@ -94,8 +94,8 @@ def moved(first: int, second: int) -> list[Batch]:
         moved(4, 3),
         RIGHT[:4],  # never
         changed(1, rows=[{**row, "waited0": 0} for row in RIGHT[1].rows]),
-        changed(1, told=told(0, "b", 1, 1, 0) | told(1, "c", 1, 0, 0)),  # metrics that are wrong
-        changed(1, told=told(0, "a", 0, 1, 0) | told(1, "c", 1, 0, 0)),  # two versions with one name
+        changed(1, told=make_metrics(0, "b", 1, 1, 0) | make_metrics(1, "c", 1, 0, 0)),  # metrics that are wrong
+        changed(1, told=make_metrics(0, "a", 0, 1, 0) | make_metrics(1, "c", 1, 0, 0)),  # two versions with one name
     ],
 )  # fmt: skip
 def test_a_wrong_stream_is_found(batches: Sequence[Batch]) -> None:

@@ -18,8 +18,8 @@ class ImpossibleError(Exception):
 def shown(kind: pa.DataType) -> pa.DataType:
     """The type in which Spark takes values of an Arrow type; null stays null."""
     texts = dict.fromkeys(("string", "large_string", "string_view"), pa.string())
-    if (known := {"uint64": pa.decimal128(20, 0), **texts}.get(str(kind))) is not None:
-        return known
+    if (mapped := {"uint64": pa.decimal128(20, 0), **texts}.get(str(kind))) is not None:
+        return mapped
     types = pa.types
     if types.is_dictionary(kind):
         return shown(kind.value_type)
@@ -34,23 +34,23 @@ def shown(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def united(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+def united(first: pa.DataType, second: pa.DataType) -> pa.DataType:
     """The type that holds the values of both (as Spark shows them) without loss. Raises ImpossibleError if there is none."""
-    if one == other or pa.types.is_null(other):
-        return one
-    if pa.types.is_null(one):
-        return other
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        if [field.name for field in one] != [field.name for field in other]:
-            raise ImpossibleError(f"{one} and {other}")
-        return pa.struct([(a.name, united(a.type, b.type)) for a, b in zip(one, other, strict=True)])
-    if pa.types.is_list(one) and pa.types.is_list(other):
-        return pa.list_(pa.field("element", united(one.value_type, other.value_type)))
-    if _holds(one, other):
-        return one
-    if _holds(other, one):
-        return other
-    raise ImpossibleError(f"{one} and {other}")
+    if first == second or pa.types.is_null(second):
+        return first
+    if pa.types.is_null(first):
+        return second
+    if pa.types.is_struct(first) and pa.types.is_struct(second):
+        if [field.name for field in first] != [field.name for field in second]:
+            raise ImpossibleError(f"{first} and {second}")
+        return pa.struct([(a.name, united(a.type, b.type)) for a, b in zip(first, second, strict=True)])
+    if pa.types.is_list(first) and pa.types.is_list(second):
+        return pa.list_(pa.field("element", united(first.value_type, second.value_type)))
+    if _holds(first, second):
+        return first
+    if _holds(second, first):
+        return second
+    raise ImpossibleError(f"{first} and {second}")
 
 
 def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
