@@ -1,6 +1,6 @@
 """Draws conf/grafana/lookupcache.json as it looks over a run of the demo: each panel's queries, answered by a real Prometheus.
 
-Started by scripts/dashboard. It shows that every query is one that Prometheus understands, and what it gives; the drawing is ours, not
+Started by scripts/dashboard. It shows that Prometheus understands every query, and what it answers. The drawing is ours, not
 Grafana's. Also takes a picture of the demo's report. Exits with 1 if a query fails, or most panels stay empty.
 """
 
@@ -47,7 +47,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running(command: list[Any]) -> Iterator[None]:
-    """A program for as long as the block runs."""
+    """Run a program until the block ends."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             yield
@@ -70,7 +70,7 @@ def wait_until_served(url: str, path: str) -> None:
 
 
 def series(url: str, query: str, start: float, end: float) -> list[dict[str, Any]]:
-    """What a panel's query gives over a time, its variables replaced as Grafana does for All."""
+    """The results of a panel's query over a period, with its variables replaced as Grafana does for All."""
     plain = query.replace("$__rate_interval", f"{10 * INTERVAL_S}s")
     for variable in ("$table", "$host", "$application"):
         plain = plain.replace(variable, ".*")
@@ -83,7 +83,7 @@ def legend(text: str, labels: dict[str, str]) -> str:
 
 
 def draw(url: str, start: float, end: float, target: Path) -> int:
-    """Draw all panels in their places; how many have data."""
+    """Draw all panels in their places. Returns how many have data."""
     panels = json.loads((ROOT / "conf" / "grafana" / "lookupcache.json").read_text())["panels"]
     height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
     figure = plt.figure(figsize=(14, height * 0.36))
@@ -128,7 +128,7 @@ def draw(url: str, start: float, end: float, target: Path) -> int:
 
 
 def picture(page: Path, target: Path) -> None:
-    """What a browser shows of a page."""
+    """A screenshot of a page in a browser."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     assert browser is not None
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=900,1330"]

@@ -79,14 +79,14 @@ def busiest_routes(flights: DataFrame, airports: DataFrame) -> DataFrame:
 
 
 class Meter:
-    """What each table asked of the store since the last look, over all processes of this host."""
+    """Counts what each table has requested from the store since the last call, over all processes of this host."""
 
     def __init__(self, paths: dict[str, Path]) -> None:
         self._tables = {name: LookupTable(str(path)) for name, path in paths.items()}
         self._last_counts = {name: dict.fromkeys(CALLS, 0) for name in paths}
 
     def spent(self) -> dict[str, dict[str, int]]:
-        """The calls and bytes of each table since this was last asked; prints them as well."""
+        """The calls and bytes of each table since the last call of this method. Prints them, too."""
         print("    asked of the store" + "".join(f"{call:>9}" for call in CALLS))
         spent = {}
         for name, table in self._tables.items():
@@ -101,7 +101,7 @@ class Meter:
 
 
 def show(title: str, carriers: DataFrame, routes: DataFrame) -> list[str]:
-    """The names of the three busiest carriers; prints them and the three busiest routes."""
+    """The names of the three busiest carriers. Prints them, and the three busiest routes."""
     print(f"\n{title}")
     # limit() makes a new plan. A second collect() on the same joined DataFrame returns the first one's
     # rows, whatever the source: Spark keeps what it broadcast and shuffled for that object.
@@ -114,7 +114,7 @@ def show(title: str, carriers: DataFrame, routes: DataFrame) -> list[str]:
 
 
 def check(claim: str, holds: bool) -> None:
-    """Print a claim that holds; end the demo with exit code 1 at one that does not."""
+    """Print a claim that holds. End the demo with exit code 1 if it does not hold."""
     print(f"    {'yes' if holds else 'NO'}: {claim}")
     if not holds:
         raise SystemExit(1)

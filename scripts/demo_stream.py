@@ -20,7 +20,7 @@ SCHEMA = "carrier string, flight long, dest string"
 
 @dataclasses.dataclass
 class Batch:
-    """What one micro-batch took, which version of the airlines it saw, and the names it gave to United's flights."""
+    """The time that a micro-batch took, the version of the airlines that it saw, and the names that it gave United's flights."""
 
     number: int
     ms: int = 0
@@ -63,7 +63,7 @@ def run_stream(
 
 
 def plot(batches: list[Batch], path: Path) -> None:
-    """Bars of how long each micro-batch took, in a colour for each version of the table."""
+    """Draw a bar for the time of each micro-batch, with a colour for each version of the table."""
     mpl.use("agg")
     colours = {version: f"C{number}" for number, version in enumerate(dict.fromkeys(b.version for b in batches))}
     figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")

@@ -28,7 +28,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Relinks the pages in docs/; those of PAGES are relinked already. The table of options gets the whole width."""
+    """Relinks the pages in docs/ (those of PAGES are relinked already), and gives the table of options the whole width."""
     if page.file.src_uri == "options.md":
         page.meta["hide"] = ["toc"]
         markdown = markdown.replace("<!-- options -->", '<div class="options" markdown>\n')

@@ -33,7 +33,7 @@ def canonical(name: str) -> str:
 
 
 def direct_requirements() -> dict[str, list[str]]:
-    """The names of the packages that setup.cfg requires, by extra for users; '' is what is always installed."""
+    """The names of the packages that setup.cfg requires, by extra for users. Those under '' are always installed."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
     extras = {"": setup["options"]["install_requires"], **setup["options.extras_require"]}
@@ -42,7 +42,7 @@ def direct_requirements() -> dict[str, list[str]]:
 
 
 def find_licence(metadata: Mapping[str, Any]) -> str:
-    """The licence that a package's metadata (as JSON) states: an SPDX expression, or else what its classifiers or its field License say."""
+    """The licence in a package's metadata (as JSON): its SPDX expression, or else its classifiers or its field License."""
     if metadata.get("license_expression"):
         return str(metadata["license_expression"])
     classifiers = [

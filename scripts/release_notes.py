@@ -1,6 +1,6 @@
 """Prints what CHANGELOG.md says of a release: `release_notes.py v0.1.0`. Fails if the tag is not that of the package's version, or the section is missing, empty or has no date.
 
-setup.py takes its functions, too: where a release is shown, the files that a text links to are not beside it.
+setup.py uses its functions, too: the files that a text links to are not beside it where a release is shown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def release_notes(tag: str, version: str, changelog: str) -> str:
-    """The changelog's section of the version, without its heading. Raises ValueError if there is none, or the tag is another version's."""
+    """The changelog's section of the version, without its heading. Raises ValueError if there is none, or if the tag is that of another version."""
     if tag != f"v{version}":
         raise ValueError(f"tag {tag}: pyspark_lookup.__version__ is {version}, so the tag must be v{version}")
     sections = re.split(r"^## ", changelog, flags=re.MULTILINE)

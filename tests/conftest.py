@@ -17,7 +17,7 @@ import certifi
 import pytest
 from hypothesis import Phase, settings
 
-pytest.register_assert_rewrite("tests.support")  # before it is imported: its failures show values, too
+pytest.register_assert_rewrite("tests.support")  # before the import, so that its failed assertions show values, too
 
 from tests.support.fuzzing import MORE  # noqa: E402
 from tests.support.preloaded import python_variables  # noqa: E402
@@ -38,7 +38,7 @@ os.environ.update(
     PYSPARK_PYTHON=sys.executable,
     PYSPARK_DRIVER_PYTHON=sys.executable,
 )
-# Tests are short: what a JVM compiles thoroughly, or collects by several threads, they do not live to use.
+# Tests are too short to gain from a JVM's thorough compilation, or from garbage collection by several threads.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 _HOST = Path(tempfile.mkdtemp(prefix="lookupcache-tests-"))
 # Each client of S3 reads the certificates that it trusts, which takes 40 ms for all that there are. Here S3 has no TLS: one will do.
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What the tests' modules hold is there to stay: collections of garbage need not go through it again and again."""
+    """The objects of the test modules stay until the end: garbage collection need not look at them again and again."""
     gc.collect()
     gc.freeze()
 
@@ -83,7 +83,7 @@ def cache_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(cache_dir: Path) -> Opened:
-    """What a process has open of such a directory."""
+    """The cache directory, as a process has it open."""
     from tests.support.disks import Opened
 
     return Opened(cache_dir)
@@ -119,11 +119,11 @@ def bucket(s3: S3Server) -> str:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session on Spark's default configuration (but for what keeps tests small), whose workers have imports behind them."""
+    """A session with Spark's default configuration, except for settings that keep tests small. Its workers have preloaded imports."""
     from pyspark.sql import SparkSession
 
     with pytest.MonkeyPatch.context() as patch:
-        # Kept by the session and its JVM; programs that tests start have the Python itself.
+        # The session and its JVM keep these; programs that tests start get the Python itself.
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
         for name, value in python_variables(_HOST).items():
             patch.setenv(name, value)
@@ -146,7 +146,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def name(spark: SparkSession) -> Iterator[str]:
-    """A name that no other test uses in Spark's catalog; a table of it is dropped afterwards."""
+    """A name that no other test uses in Spark's catalog. A table of this name is dropped afterwards."""
     table_name = f"name_{next(_names)}"
     yield table_name
     spark.sql(f"DROP TABLE IF EXISTS {table_name}")

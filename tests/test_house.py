@@ -75,7 +75,7 @@ def run_time_nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
 
 
 def imports(name: str) -> set[tuple[str, bool]]:
-    """(full name, inside a function) of what a module imports when it runs."""
+    """(full name, whether inside a function) of each import that a module makes when it runs."""
     imported: set[tuple[str, bool]] = set()
     for node, inside in run_time_nodes(TREES[name]):
         if isinstance(node, ast.Import):
@@ -94,14 +94,14 @@ def find_modules(is_meant: Callable[[ast.AST], object]) -> set[str]:
 
 
 def find_own_module(full: str) -> str | None:
-    """The module of this package that a full name means; None if it is another's."""
+    """The name within this package of a module's full name. None if it belongs to another package."""
     if full != "pyspark_lookup" and not full.startswith("pyspark_lookup."):
         return None
     return full.removeprefix("pyspark_lookup").lstrip(".")
 
 
 def package(name: str) -> str:
-    """The package of a module. `errors` is a module of its own for users only: it is of the floor of `core`."""
+    """The package of a module. `errors` lies outside all packages for the sake of users, and counts as part of `core`."""
     return "core" if name == "errors" else name.partition(".")[0]
 
 
@@ -136,8 +136,8 @@ def test_packages_import_those_before_them() -> None:
 
 
 def test_each_kind_of_table_has_a_room() -> None:
-    """Nothing outside of a kind's package imports from it, but the registry; for managed tables, what writes them and follows their changes; for
-    providers, the checks of what others write."""
+    """Only the registry imports from a kind's package; for managed tables also the code that writes them and follows their changes, and for
+    providers the checks of what others write."""
     kinds = {name.split(".")[1] for name in MODULES if name.startswith("sources.") and name.count(".") > 1}
     wrong = []
     for name in MODULES:
@@ -169,7 +169,7 @@ def test_options_of_a_kind_are_named_in_its_room() -> None:
 
 
 def _texts(tree: ast.AST) -> Iterator[str]:
-    """The texts in a module that are no docstrings."""
+    """The texts in a module that are not docstrings."""
     statements = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in statements:
@@ -177,7 +177,7 @@ def _texts(tree: ast.AST) -> Iterator[str]:
 
 
 def test_packages_are_known_by_few() -> None:
-    """Each other package is imported by those that wrap it, and by name. None could run code from a file: we never unpickle any."""
+    """Only modules that wrap another package import it, and by name. None could run code from a file: we never unpickle."""
     wrong, harmless = [], set(sys.stdlib_module_names) - UNPICKLING
     for name in MODULES:
         foreign = {full.split(".")[0] for full, _ in imports(name) if find_own_module(full) is None} - harmless
@@ -211,14 +211,14 @@ def test_only_disk_publishes() -> None:
 
 
 def test_few_remove() -> None:
-    """Files and directories are removed where it is made sure that they are ours, and that no link leads to them."""
+    """Only code that makes sure that files and directories are ours, and that no link leads to them, removes them."""
     removals = {"unlink", "rmdir", "rmtree", "removedirs"}
     removing = find_modules(lambda node: isinstance(node, ast.Attribute) and node.attr in removals)
     assert removing == {"storage.disk.directory", "storage.stores.local"}
 
 
 def test_records_have_a_lifetime() -> None:
-    """Each kind of record that somebody puts into the cache directory is swept some time."""
+    """Each kind of record in the cache directory is swept at some time."""
     calls = (node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.Call))
     puts = [c for c in calls if ast.unparse(c.func).endswith(("create_record", "replace_record", "succeed_record"))]
     kinds = {c.args[0].value for c in puts if c.args and isinstance(c.args[0], ast.Constant)}
@@ -227,7 +227,7 @@ def test_records_have_a_lifetime() -> None:
 
 
 def test_what_modules_say() -> None:
-    """None takes a name with an underscore from another, nor calls what pyarrow does with pandas only, whose import takes long."""
+    """No module imports a name with an underscore from another, or calls what pyarrow does by importing pandas, which takes long."""
 
     def is_wrong(node: ast.AST) -> bool:
         if isinstance(node, ast.ImportFrom) and find_own_module(str(node.module)) is not None:
@@ -238,7 +238,7 @@ def test_what_modules_say() -> None:
 
 
 def test_a_child_inherits_no_lock() -> None:
-    """What lives as long as the interpreter has no lock, thread or queue that a fork would inherit, except those of `core.forks`."""
+    """Objects that live as long as the interpreter have no lock, thread or queue that a fork would inherit, except those of `core.forks`."""
     wrong = []
     for name, tree in TREES.items():
         for node, inside in run_time_nodes(tree):
@@ -277,7 +277,7 @@ def test_causes_are_ours() -> None:
 
 
 def _rendered(node: ast.AST) -> str:
-    """A text as its readers get it, with the same word in the place of each value."""
+    """A text as its readers see it, with one word in place of each value."""
     if isinstance(node, ast.JoinedStr):
         return "".join(map(_rendered, node.values))
     return str(node.value) if isinstance(node, ast.Constant) else "x1"
@@ -297,7 +297,7 @@ def test_what_hides_credentials_spares_our_own_words() -> None:
 
 
 def test_threads_are_started_in_one_place() -> None:
-    """Where they are made to end before the interpreter does. Pools of Python's refuse work once the main thread has ended."""
+    """There they are made to end before the interpreter does. Python's pools refuse work once the main thread has ended."""
     starts = re.compile(r"threading\.(Thread|Timer)$|PoolExecutor$|_thread\.start").search
     assert find_modules(lambda node: isinstance(node, ast.Call) and starts(ast.unparse(node.func))) == set()
 
@@ -318,7 +318,7 @@ def test_tests_import_from_no_test() -> None:
 
 
 def python(script: str) -> str:
-    """What a fresh interpreter prints that runs `script` with this package on its path."""
+    """The output of a fresh interpreter that runs `script` with this package on its path."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT.parent), "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
@@ -330,7 +330,7 @@ LIGHT = {"collections", "contextlib", "copyreg", "enum", "functools", "importlib
 
 
 def test_importing_brings_in_nothing_heavy() -> None:
-    """Neither others nor modules of ours are loaded by importing the package, nor the engine by looking for the source, as planners do."""
+    """Importing the package loads no other packages and no modules of ours. Looking for the source, as planners do, does not load the engine."""
     script = (
         "import sys; before = {*sys.modules}; import pyspark_lookup\n"
         "assert not hasattr(pyspark_lookup, 'nonsense')\n"

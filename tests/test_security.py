@@ -33,9 +33,9 @@ from tests.support.sparks import DATA_SOURCES, needs
 from tests.support.web_server import WebServer, web
 
 __all__ = ["web"]
-# Who would wait for a pipe, or read a disk's worth of zeros, is stopped here, not by the run's own timeout.
+# A test that waits for a pipe, or reads a disk's worth of zeros, ends here, and not by the timeout of the run.
 pytestmark = pytest.mark.timeout(60)
-HUGE = 2**43  # bytes of a file that has none of them on disk
+HUGE = 2**43  # bytes of a sparse file
 TABLE = "0" * 32
 
 
@@ -48,13 +48,13 @@ def a_socket(path: Path) -> None:
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         with socket.socket(socket.AF_UNIX) as server:
-            server.bind(f"/proc/self/fd/{directory}/{path.name}")  # a long path is none of a socket's
+            server.bind(f"/proc/self/fd/{directory}/{path.name}")  # a socket cannot have a long path
     finally:
         os.close(directory)
 
 
 def a_link(path: Path) -> None:
-    """A link to what was here: right bytes, in a place that is not ours."""
+    """Replace a file by a link to it: right bytes, in a place that is not ours."""
     moved = elsewhere(path)
     moved.write_bytes(path.read_bytes() if path.exists() else b"")
     path.unlink(missing_ok=True)
@@ -84,7 +84,7 @@ PLANTED: dict[str, Callable[[Path], object]] = {
     "a link to a device": lambda path: path.symlink_to("/dev/zero"), "a huge file": a_huge_file,
     "a huge file with a header": a_huge_file_with_a_header, "another user's": anothers,
 }  # fmt: skip
-MADE_FROM_FILE = ("a link", "a huge file with a header", "another user's")  # made of the file that is there
+MADE_FROM_FILE = ("a link", "a huge file with a header", "another user's")  # these need the file that is there
 
 
 def plant(path: Path, kind: str) -> None:
@@ -94,7 +94,7 @@ def plant(path: Path, kind: str) -> None:
 
 
 def planted(opened: Opened, kind: str) -> list[Path]:
-    """It in the place of a block, a record and a segment, which were there."""
+    """Plant it in place of an existing block, record and segment. Returns their paths."""
     opened.disk.put_blocks({key(1): random_data(1)})
     opened.disk.create_record("version", "k", "right")
     places = [opened.path(key(1)), opened.root / "records" / "version" / "k", published(opened, "s", TABLE)]
@@ -105,7 +105,7 @@ def planted(opened: Opened, kind: str) -> list[Path]:
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_a_planted_file_is_a_miss(opened: Opened, what: str) -> None:
-    """What is no file of ours in the place of a block, record or segment is not waited for, followed or read: a counted miss, and replaced."""
+    """Whatever lies in place of a block, record or segment is not waited for, followed or read. It is a counted miss, and is replaced."""
     disk, is_directory, is_link = opened.disk, what == "a directory", what == "a link"
     segment = planted(opened, what)[-1]
     with memory_at_most(2**30):
@@ -128,7 +128,7 @@ def test_a_planted_file_is_a_miss(opened: Opened, what: str) -> None:
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_planted_numbers_claims_totals_and_locks(opened: Opened, what: str) -> None:
-    """The total is counted anew, numbers are done without, a claim is nobody's; what lies in a lock's place is locked, or cannot be."""
+    """The total is counted anew, numbers are ignored, and a claim belongs to nobody. What lies in place of a lock is locked, or cannot be."""
     disk = opened.disk
     disk.put_blocks({key(1): random_data(1)})
     plant(opened.root / "usage", what)
@@ -161,7 +161,7 @@ def test_planted_numbers_claims_totals_and_locks(opened: Opened, what: str) -> N
 
 @pytest.mark.parametrize("name", INNER)
 def test_inner_directories_are_held_to_the_rules(opened: Opened, tmp_path: Path, name: str) -> None:
-    """A link or a file in the place of a directory inside is refused when the cache directory is opened, also another user's."""
+    """A cache directory is refused if a link or another user's directory lies in place of a directory inside it."""
     (opened.root / name).rmdir()
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (opened.root / name).symlink_to(tmp_path / "elsewhere")
@@ -180,7 +180,7 @@ ELSEWHERE = ["../precious", "../../precious", "a/../../../precious", "/precious"
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_names_of_records_and_segments_lead_nowhere_else(opened: Opened, name: str) -> None:
-    """A name that another file gave is one of a file in its directory, or means none: nothing else is read, touched or removed."""
+    """A name from another file means a file in its directory, or none. Nothing else is read, touched or removed."""
     precious = [opened.root / "precious", opened.root.parent / "precious"]  # one inside, one beside the cache directory
     for path in precious:
         path.write_text("dear")
@@ -206,7 +206,7 @@ def test_names_of_records_and_segments_lead_nowhere_else(opened: Opened, name: s
 
 
 def test_a_pipe_in_a_tables_place_is_not_waited_for(tmp_path: Path) -> None:
-    """Neither where a path names one, nor where it takes a file's place after the version was resolved."""
+    """Neither if a path names it, nor if it takes a file's place after the version was resolved."""
     path = write_parquet(tmp_path / "dim.parquet", id=[1, 2])
     host = make_host(str(path), None)
     table, version = host.resolver.discover(parse_options({"path": str(path)}))
@@ -224,7 +224,7 @@ def test_a_pipe_in_a_tables_place_is_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["a pipe", "a socket", "a link to a device"])
 def test_what_is_no_file_in_a_log_is_not_read(tmp_path: Path, what: str) -> None:
-    """Nor in the place of an event of a managed table's log, or behind the last one: it counts as an event that is not there."""
+    """In place of an event of a managed table's log, or behind the last one, it counts as a missing event."""
     path = tmp_path / "dim"
     LookupTable(str(path), {"lookup.cache.dir": str(tmp_path / "w"), "lookup.keys": "id"}).write(pa.table({"id": [1]}))
 
@@ -240,7 +240,7 @@ def test_what_is_no_file_in_a_log_is_not_read(tmp_path: Path, what: str) -> None
 
 
 def signed(web: WebServer) -> str:
-    """A URL with a password and a signature, of a file with one row."""
+    """A URL, with a password and a signature, of a file with one row."""
     web.put(f"/t.csv?sig={SECRET}", b"id,city\n1,a\n", '"a"', formatdate(1_000_000, usegmt=True))
     return web.url.replace("://", f"://me:{SECRET}@") + f"/t.csv?sig={SECRET}"
 
@@ -249,7 +249,7 @@ SECRET = "SESAME42"
 
 
 def test_a_signed_url_is_told_to_nobody(web: WebServer, cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A URL with a password and a signature is used, and told by nothing; at rest it stands where a version's files are listed."""
+    """A URL with a password and a signature is used, and never shown. On disk it is only in lists of a version's files."""
     caplog.set_level(logging.DEBUG, "pyspark_lookup")
     url = signed(web)
     options = {"lookup.cache.dir": str(cache_dir), "lookup.keys": "id", "lookup.max-retries": 0}
@@ -290,7 +290,7 @@ def test_a_signed_url_is_told_to_nobody(web: WebServer, cache_dir: Path, caplog:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_secrets_and_spark(spark: Any, web: WebServer, cache_dir: Path) -> None:
-    """Neither plans nor functions nor failures of Spark tell a URL's secrets, and the catalog does not get them."""
+    """Spark's plans, functions and failures do not show a URL's secrets, and the catalog does not get them."""
     url = signed(web)
     options = {"lookup.cache.dir": str(cache_dir), "lookup.max-retries": "0"}
     table = spark.read.format("lookupcache").options(**options).load(url)
@@ -323,7 +323,7 @@ def test_secrets_and_spark(spark: Any, web: WebServer, cache_dir: Path) -> None:
 
 
 def test_a_refused_directory_costs_no_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With a cache directory that is refused rows are read from the store, which is logged once; nothing is put into it."""
+    """If the cache directory is refused, rows are read from the store. This is logged once, and nothing is put into the directory."""
     path = write_parquet(tmp_path / "dim.parquet", id=[1, 2])
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)
@@ -352,7 +352,7 @@ def test_files_of_a_table_have_the_umasks_modes(tmp_path: Path) -> None:
 
 
 def test_credentials_of_the_conf_file_go_to_every_remote_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever server a path names gets them, from a conf file of any mode; a local table does not."""
+    """Any server that a path names gets them, from a conf file of any mode. A local table does not."""
     conf = tmp_path / "x.conf"
     conf.write_text(f"lookup.storage.token = {SECRET}\nlookup.cache.dir = {tmp_path / 'cache'}\n")
     conf.chmod(0o666)

@@ -1,4 +1,4 @@
-"""Hostile and odd sizes cost an error, or time by their length: never the process."""
+"""Hostile and odd sizes cost an error, or time in proportion to them, but never the process."""
 
 import bz2
 import gzip
@@ -71,7 +71,7 @@ def _refuse(path: Path, says: str) -> None:
 def test_text_that_is_larger_than_can_be_read(
     tmp_path: Path, form: str, suffix: str, compress: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is refused by name, before it is in memory; what is well compressed but no larger is read, in several members, too."""
+    """An error names it before it is in memory. A well compressed file that is not too large is read, also one of several members."""
     monkeypatch.setattr(file_names, "TEXT_AT_MOST", 8 * 2**20)
     monkeypatch.setattr(file_names, "_DOUBTFUL_BYTES", 2**20)
     row = b"1,2\n" if form == "csv" else b'{"v": 1}\n'
@@ -153,7 +153,7 @@ def test_a_stripe_for_which_there_is_no_memory(table: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("rows", [1, 65_536, 2**28, 2**28 + 1, 2**40])
 def test_a_bomb_of_deleted_rows(rows: int) -> None:
-    """14 bytes stand for 65,536 rows: what is not announced, or more than a file has, is refused before there is room for it."""
+    """14 bytes stand for 65,536 rows. More rows than announced, or than a file has, are refused before memory is taken for them."""
     containers = 2**16
     heads = np.full((containers, 2), 65_535, "<u2")
     heads[:, 0] = np.arange(containers)
@@ -169,7 +169,7 @@ def test_a_bomb_of_deleted_rows(rows: int) -> None:
 
 
 def _avro(schema: dict[str, object], count: int, data: bytes, codec: str = "null") -> bytes:
-    """A file of one block that says how many records it has."""
+    """An Avro file of one block, which claims to have `count` records."""
 
     def number(value: int) -> bytes:
         value, parts = value << 1, b""
@@ -249,7 +249,7 @@ def test_more_bytes_than_there_is_memory_for(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("size", [2**40, 2**62])
 def test_a_file_that_is_said_to_be_large(tmp_path: Path, size: int) -> None:
-    """However large a log says that a file is, a read has a bounded number of tasks."""
+    """A read has a bounded number of tasks, whatever size a log claims for a file."""
     write_deltalake(str(tmp_path / "t"), pa.table({"id": [1]}))
     (commit,) = (tmp_path / "t" / "_delta_log").glob("*.json")
     commit.write_text(re.sub(r'"size":\d+', f'"size":{size}', commit.read_text()))
@@ -268,7 +268,7 @@ def test_a_bomb_of_iceberg_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("value", by_day(['""', "x", "x\n", "1", "\\", " \n", ",", "'"], 2), ids=ascii)
 def test_a_long_line(table: Path, value: str) -> None:
-    """16 MiB in one value take no longer than in many."""
+    """16 MiB take no longer in one value than in many."""
     text = value * (2**24 // len(value))
     (table / "a.csv").write_text(f'id,"v\nw"\n1,"{text}"\n', newline="")
     start = time.process_time()
