@@ -29,7 +29,7 @@ more words
 
 
 def test_tables_are_read_from_what_is_printed(tmp_path: Path) -> None:
-    """Each with the heading before it, numbers as numbers; one without rows is none, and one with times is drawn."""
+    """Each has the heading before it, and numbers are numbers. One without rows is left out, and one with times is drawn."""
     first, second = tables_in(PRINTED)
     assert first.title == "A scan"
     assert first.rows == [["ours", 30.0, 0.042, 1.18], ["theirs", 30.0, 0.036, "peer"]]
@@ -41,7 +41,7 @@ def test_tables_are_read_from_what_is_printed(tmp_path: Path) -> None:
 
 
 def test_our_ratios_are_found_by_name() -> None:
-    """Only those of our contenders, each with its benchmark, its table and its peer."""
+    """Only the ratios of our contenders count, each named by its benchmark, its table and its peer."""
     assert ratios_in("bench_scan", tables_in(PRINTED), ("our",)) == {"bench_scan: A scan: ours to theirs": 1.18}
     assert ratios_in("bench_scan", tables_in(PRINTED), ("their", "a new")) == {}
 
@@ -65,7 +65,7 @@ RECORDED = {"one: t: a to p": 1.0, "one: t: b to p": 2.0, "two: t: a to p": 1.0}
 def test_a_worse_ratio_fails_at_the_second_attempt(
     runs: list[dict[str, float] | None], fine: bool, attempts: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The smaller of two attempts counts, and those of other benchmarks do not. A ratio that is no longer measured is worse."""
+    """The smaller ratio of two attempts counts, and ratios of other benchmarks do not. A ratio that is no longer measured is worse."""
     measured: list[str] = []
 
     def measure(name: str) -> dict[str, float] | None:
@@ -78,14 +78,14 @@ def test_a_worse_ratio_fails_at_the_second_attempt(
 
 
 def test_recorded_ratios_are_the_means_of_two_runs() -> None:
-    """Those of the benchmarks that were not run stay. Nothing is recorded if one fails."""
+    """Ratios of benchmarks that did not run stay. Nothing is recorded if a benchmark fails."""
     runs: list[dict[str, float] | None] = [{"one: t: a to p": 1.0}, {"one: t: a to p": 2.0}, None, {}]
     assert record_ratios(["one"], RECORDED, lambda _: runs.pop(0)) == {"one: t: a to p": 1.5, "two: t: a to p": 1.0}
     assert record_ratios(["one"], RECORDED, lambda _: runs.pop(0)) is None
 
 
 def test_every_benchmark_is_known() -> None:
-    """All are run, and all that is recorded for the release is of benchmarks that the guard runs."""
+    """The runner knows all benchmarks, and the recorded ratios are those of the benchmarks that the guard runs."""
     assert {path.stem for path in Path(run.__file__).parent.glob("bench_*.py")} == set(run.BENCHMARKS)
     assert {name.partition(":")[0] for name in json.loads(run.RATIOS.read_text())["ratios"]} == set(QUICK)
 

@@ -64,13 +64,13 @@ def test_pages_name_known_things() -> None:
 
 
 def test_the_picture_of_the_packages() -> None:
-    """docs/design.md draws the packages of its table, and no other."""
+    """docs/design.md draws the packages of its table, and no others."""
     picture, _ = re.findall(r"```mermaid\n(.*?)```", TEXTS["design.md"], re.DOTALL)
     assert sorted(re.findall(r'(\w+)\["<b>\1</b>', picture)) == sorted(re.findall(r"^\| `(\w+)/` \|", TEXTS["design.md"], re.MULTILINE))  # fmt: skip
 
 
 def test_api_reference() -> None:
-    """docs/reference/ has each public name once, and no other."""
+    """docs/reference/ has each public name once, and no others."""
     text = "".join(text for name, text in TEXTS.items() if name.startswith("reference/"))
     names = re.findall(r"^::: pyspark_lookup\.(\w+)$", text, re.MULTILINE)
     assert sorted([*names, "__version__"]) == sorted(pyspark_lookup.__all__)
@@ -79,7 +79,7 @@ def test_api_reference() -> None:
 
 
 def test_reference_of_metrics_events_and_views() -> None:
-    """It has all of them: each metric with its meaning and its name in Prometheus, each event that the package logs, the columns of each view."""
+    """The page has all of them: each metric with its meaning and its name in Prometheus, each event that the package logs, the columns of each view."""
     text = TEXTS["reference/metrics.md"]
     rows = re.findall(r"^\| `(\w+)` \| `(lookupcache_\w+)` \| (.*) \|$", text, re.MULTILINE)
     of_times = {f"{name}{part}" for name in TIMES for part in ("Count", "Micros")}
@@ -102,7 +102,7 @@ def test_reference_of_metrics_events_and_views() -> None:
 
 
 def test_reference_of_the_command_line() -> None:
-    """It has each command with its arguments and its own options."""
+    """The page has each command with its arguments and its own options."""
     rows = dict(re.findall(r"^\| `([\w-]+)(.*\|)$", TEXTS["reference/command-line.md"], re.MULTILINE))
     commands = [*host_commands.COMMANDS, *table_commands.COMMANDS, *advise.COMMANDS]
     assert sorted(rows) == sorted(str(command.name) for command in commands)
@@ -136,7 +136,7 @@ def test_licences_of_dependencies() -> None:
 
 
 def test_files_guide() -> None:
-    """Its Python block gives what stands below it, and its table of types is true."""
+    """The page's Python block gives what the comment at its end says, and its table of types is true."""
     guide = TEXTS["files.md"]
     (block,) = re.findall(r"```python\n(.*?)\n# (\[.*?\])\n```", guide, re.DOTALL)
     scope: dict[str, object] = {"datetime": datetime}
@@ -173,7 +173,7 @@ def test_readme_examples_run(spark: SparkSession, tmp_path: Path, capsys: pytest
 @pytest.mark.nightly
 @pytest.mark.spark
 def test_sql_examples_run(tmp_path: Path) -> None:
-    """And those of the guide to SQL, in spark-sql with a Hive metastore: what follows `--` is what comes."""
+    """So do the examples of the guide to SQL, in spark-sql with a Hive metastore: the comments after `--` show their results."""
     guide = blocks(TEXTS["sql.md"], "sql").replace("/tmp/lookup-sql", str(tmp_path))
     (tmp_path / "guide.sql").write_text(guide, encoding="utf-8")
     bin_ = Path(pyspark.__file__).parent / "bin"
@@ -203,7 +203,7 @@ def blocks(text: str, language: str) -> str:
 
 
 def pasted(text: str, tmp_path: Path, shell: bool = True) -> str:
-    """What the Python blocks of a text print, run as one program in an activated environment, and then its shell blocks."""
+    """The output of a text's Python blocks, run as one program in an activated environment, and then that of its shell blocks."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PYSPARK_")}
     environ["PATH"] = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), environ["PATH"]])
     environ["PYTHONPATH"] = str(ROOT)  # the examples are installed with a checkout only

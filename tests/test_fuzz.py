@@ -84,14 +84,14 @@ def test_a_damaged_block_or_record_is_a_miss(tmp_path_factory: pytest.TempPathFa
 
 
 def at_once(name: str, run: Callable[[], None]) -> None:
-    """Loads are made by who asks for them; nobody runs a schedule."""
+    """Loads run in the caller. Schedules do not run."""
     if "-schedule-" not in name:
         run()
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """A table, the options of a read, and what a host that has read it several times keeps of it."""
+    """A table, the options of a read, and the cache directory of a host that has read it several times."""
 
     path: Path
     options: Mapping[str, str]
@@ -107,7 +107,7 @@ class World:
     def read(self, cache: Path, at_s: float = 5_000_000_000.0) -> pa.Table:
         """The rows that a new process of that host reads, by a scan and by their keys."""
         host, options = self.host(cache, at_s), self.parsed()
-        for _ in range(2):  # the second time from what the first has put right
+        for _ in range(2):  # the second read uses what the first has repaired
             resolved, plan = host.plan(options)
             columns = plan.projection.columns
             scanned = pa.Table.from_batches(list(host.reader.read(plan, ReadTask(0, 1), None)), columns).sort_by("id")
@@ -149,7 +149,7 @@ def _home() -> Path:
 
 @functools.cache
 def world(kind: str, name: str) -> World:
-    """What a host keeps that has read a table, another state of it, and that again."""
+    """A table, and the cache of a host that has read two states of it several times."""
     home = _home() / f"{kind}-{name}".replace(" ", "-")
     current = World(home / "dim", READS[name], home / "cache", pa.table({"id": pa.array([], pa.int64())}))
     changes = files_changed(current.path) if kind == "files" else log_changed(current.path, home / "writer")
@@ -175,7 +175,7 @@ def reload(current: World, at_s: float) -> None:
 
 
 def files_changed(path: Path) -> Iterator[pa.Table]:
-    """Two states of a table of files: in the second one file is another."""
+    """Two states of a table of files. One file differs."""
     for version in (1, 2):
         for number in range(3) if version == 1 else (2,):
             publish(path, number, version, 20)
@@ -198,13 +198,13 @@ def log_changed(path: Path, cache: Path) -> Iterator[pa.Table]:
 
 @contextlib.contextmanager
 def copied(directory: Path) -> Iterator[Path]:
-    """A copy of one's own to be damaged; beside it there is room for a cache directory."""
+    """A private copy to damage, with room for a cache directory beside it."""
     with tempfile.TemporaryDirectory() as home:
         yield Path(shutil.copytree(directory, Path(home) / "copy"))
 
 
 def damage_one(data: st.DataObject, paths: list[Path]) -> Path:
-    """One of the files, damaged; parts of it, or all, may come from another one."""
+    """Damage one of the files. Parts of it, or all, may come from another file. Returns its path."""
     path, other_path = (data.draw(st.sampled_from(paths)) for _ in range(2))
     path.write_bytes(
         data.draw(damaged(path.read_bytes(), [other_path.read_bytes()]) | st.just(other_path.read_bytes()))
@@ -222,7 +222,7 @@ def files_of(root: Path) -> list[Path]:
 
 
 def restated(path: Path, alter: Callable[[Any], Any]) -> None:
-    """Have a record, or what is at the head of counters or the foot of a segment, say something else, with the checksum of that."""
+    """Alter a record, the head of counters or the foot of a segment, with a checksum that fits."""
     blob = path.read_bytes()
     if path.parts[-3] == "records" or path.parts[-2] == "counters":
         end = HEADER_BYTES + int.from_bytes(blob[8:16], "little")
@@ -253,7 +253,7 @@ def test_a_damaged_cache_costs_no_row(kind: str, name: str, data: st.DataObject,
 
 
 def log_files(path: Path) -> list[Path]:
-    """What a host reads that knows nothing: the checkpoint, the events from it on, and what names hidden rows."""
+    """The files that a new host reads: the checkpoint, the events from there on, and the files that name hidden rows."""
     return [
         *sorted((path / "_lookup" / "checkpoints").iterdir()),
         *sorted((path / "_lookup" / "log").iterdir())[49:],
@@ -436,7 +436,7 @@ def conf_files(data: st.DataObject, home: Path) -> None:
 
 
 def stream_offsets(data: st.DataObject, home: Path) -> None:
-    """What a stream's checkpoint says is where it goes on."""
+    """A stream continues at the position in its checkpoint."""
     origin = world("log", "none")
     options = {"path": str(origin.path), "lookup.view": "changes", "lookup.cache.dir": str(_home() / "streams")}
     reader = ChangeReader(parse_options(options), change_columns(origin.rows.schema))
@@ -466,7 +466,7 @@ def table_options_of_a_catalog(data: st.DataObject, home: Path) -> None:
 
 
 def version_tokens(data: st.DataObject, home: Path) -> None:
-    """What tasks are told of a version is a version that can be read, or a newer one."""
+    """The version in a task's token can be read, or a newer one is."""
     origin = world("log", "none")
     on_gone = data.draw(st.sampled_from(["NEWER", "FAIL"]))
     options = parse_options({"path": str(origin.path), "lookup.on-version-gone": on_gone})
@@ -484,7 +484,7 @@ SMALL: list[tuple[Callable[[st.DataObject, Path], None], int, type[Exception], s
 ]  # fmt: skip
 if DATA_SOURCES:
     SMALL += [(stream_offsets, 24, PysparkLookupError, ""), (table_options_of_a_catalog, 80, OptionError, "")]
-"""What is damaged and read, how often by day, and what may come of it beside an answer: an error that says so."""
+"""(what damages and reads something, how often by day, the error that may come instead of an answer, the words in it)."""
 
 
 @pytest.mark.parametrize(("read", "often", "error", "says"), SMALL, ids=[read.__name__ for read, *_ in SMALL])

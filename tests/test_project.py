@@ -1,4 +1,4 @@
-"""What is around the package agrees with it: workflows, hooks, forms, metadata."""
+"""Workflows, hooks, forms and metadata agree with the package."""
 
 import configparser
 import itertools
@@ -25,7 +25,7 @@ SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
 
 
 def test_the_matrix_is_what_the_readme_names() -> None:
-    """CI has a job for each Spark and each Python that are named, and for each pair that was tested."""
+    """CI has a job for each Spark and each Python that the README names, and for each pair that was tested."""
     matrix = WORKFLOWS["tests.yml"]["jobs"]["versions"]["strategy"]["matrix"]
     assert matrix["spark"] == re.findall(r"\| Spark (\d\.\d) ", README) == [job["spark"] for job in matrix["include"]]
     assert f"for spark in {' '.join(matrix['spark'])}; do" in (ROOT / "scripts" / "test").read_text()
@@ -45,7 +45,7 @@ def test_the_matrix_is_what_the_readme_names() -> None:
 
 
 def test_the_readme_names_what_not_every_spark_has() -> None:
-    """Its table has a row for each feature, and says yes for those Sparks that have it."""
+    """The table has a row for each feature, and says yes for each Spark that has it."""
     rows = [line for line in README.splitlines() if re.search(r"\| (yes|no) \|$", line)]
     columns = re.findall(r"\| Spark (\d\.\d) ", README)
     for feature in FEATURES:
@@ -77,7 +77,7 @@ def test_workflows_may_do_little() -> None:
 
 
 def test_hooks_are_the_checks_of_the_tests() -> None:
-    """A commit is checked by what `scripts/test` checks with, as it does."""
+    """A commit runs the checks of `scripts/test`, with the same arguments."""
     (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     hooks = [hook["entry"].removeprefix(".venv/bin/python -m ").removesuffix(" --force-exclude") for hook in repository["hooks"]]  # fmt: skip
     assert hooks == re.findall(r'^    "\$python" -m ((?:ruff|mypy).*?)(?: &)?$', (ROOT / "scripts" / "test").read_text(), re.MULTILINE)  # fmt: skip
@@ -95,7 +95,7 @@ def test_there_is_one_home() -> None:
 
 
 def test_no_file_names_a_registry() -> None:
-    """Links lead to a project's own page, and what is installed comes from where the reader's pip looks."""
+    """Links lead to a project's own page, and pip installs from where the reader has configured it to look."""
     directories = [".github", "benchmarks", "conf", "docs", "examples", "pyspark_lookup", "scripts"]
     files = [
         *ROOT.glob("*"),
@@ -109,7 +109,7 @@ def test_no_file_names_a_registry() -> None:
 
 
 def test_release_notes() -> None:
-    """A tag is released if it is the version's and the changelog has a dated section for it."""
+    """A tag is released if it is that of the version, and the changelog has a dated section for it."""
     changelog = "# Changelog\n\n## [Unreleased]\n\n## [0.2.0] - 2026-12-01\n\n### Added\n\n- A.\n\n## [0.1.0] - 2026-11-30\n\n- B.\n"
     assert release_notes("v0.2.0", "0.2.0", changelog) == "### Added\n\n- A.\n"
     assert release_notes("v0.1.0", "0.1.0", changelog) == "- B.\n"

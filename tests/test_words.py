@@ -1,4 +1,4 @@
-"""What users read who misspell something or pass another type: the words of what they gave, and what to write instead."""
+"""The errors for users who misspell something or pass another type: they repeat what the user wrote, and say what to write instead."""
 
 import datetime
 from collections.abc import Callable
@@ -31,7 +31,7 @@ SUGGESTIONS = {
 
 @pytest.mark.parametrize("given", SUGGESTIONS)
 def test_the_option_that_is_meant(given: str) -> None:
-    """By how it ends, by what Delta, Iceberg, Spark and Flink call it, or by how it is spelled."""
+    """It is recognised by its last part, by its name in Delta, Iceberg, Spark and Flink, or by its spelling."""
     with pytest.raises(OptionError) as caught:
         parse_options({"path": "/t", given: "1"})
     assert str(caught.value) == f"unknown option {given.lower()} = '1': did you mean {SUGGESTIONS[given]}?"
@@ -48,7 +48,7 @@ PLACES = {
 
 @pytest.mark.parametrize("path", PLACES)
 def test_paths_of_other_programs(path: str) -> None:
-    """What would be a strange local file is an error that has the right spelling, for reads, writes and Spark."""
+    """A path that would mean a strange local file is an error with the right spelling, in reads, writes and Spark."""
     for use in (LookupTable, absolute_path):
         with pytest.raises(OptionError, match=r"^option path = ") as caught:
             use(path)
@@ -61,18 +61,18 @@ def test_arguments_of_a_join_that_are_swapped() -> None:
 
 
 def test_a_store_without_its_library() -> None:
-    """Is an error that says what to install, also if its name is misspelled."""
+    """The error says what to install, and to check the spelling."""
     with pytest.raises(OptionError, match=r"reads s4://. Install the fsspec library .* check the spelling$"):
         LookupTable("s4://bucket/cities").scan()
 
 
 def _unchecked(texts: list[bytes]) -> pa.Array:
-    """Text as drivers in C make it, from bytes that nobody looks at."""
+    """Text of unchecked bytes, as drivers in C make it."""
     return pa.StringArray.from_buffers(len(texts), *pa.array(texts, pa.binary()).buffers()[1:])
 
 
 def test_text_that_is_no_utf8(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is an error that names the provider, the key and the column, also within lists; other keys are answered."""
+    """The error names the provider, the key and the column, also for text in lists. Other keys get an answer."""
     schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("tags", pa.list_(pa.string()))])
 
     def answer(keys: pa.Table) -> pa.Table:
@@ -93,7 +93,7 @@ def test_text_that_is_no_utf8(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_column_that_is_meant(tmp_path: Path) -> None:
-    """The error suggests it by its spelling, wherever a column is named; of many columns it lists the first ones."""
+    """The error suggests the column with the closest spelling, wherever a column is named. Of many columns it lists the first ones."""
     options = {"lookup.cache.dir": str(tmp_path / "c"), "lookup.keys": "id"}
     table = LookupTable(tmp_path / "t", options)
     table.write([{"id": 1, "name": "a"}])
@@ -132,7 +132,7 @@ CALLS: dict[str, tuple[type[Exception], Callable[[LookupTable, Any], object]]] =
 
 @pytest.mark.parametrize("argument", CALLS)
 def test_another_type(tmp_path: Path, argument: str) -> None:
-    """It is refused by name, before anything is done."""
+    """The error names the argument, and nothing was done."""
     kind, call = CALLS[argument]
     table = LookupTable(str(tmp_path / "t"), {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")})
     table.write([{"id": 1}])

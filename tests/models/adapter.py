@@ -21,14 +21,14 @@ class Ground:
         self.root, self.setup = root, setup
         self.path, self.hosts = root / f"dim.{setup.format}", root / "hosts"
         self.serial = 0
-        """How many numbers were given so far."""
+        """How many numbers `new_serial` has returned so far."""
 
     def new_serial(self) -> int:
         self.serial += 1
         return self.serial
 
     def wait_for_a_tick(self) -> None:
-        """Return once a file that is written now has another time than any before: some clocks tick each few ms only."""
+        """Return once a new file gets a later time than all files before it: some clocks tick only every few ms."""
         probe = self.root / "probe"
         probe.touch()
         before = probe.stat().st_ctime_ns
@@ -38,7 +38,7 @@ class Ground:
 
 @dataclasses.dataclass(frozen=True)
 class Past:
-    """What readers get who name an earlier state by these options. `kept`: whether it must be there still."""
+    """What readers get if they name an earlier state by these options. `kept`: whether it must still be there."""
 
     options: Mapping[str, str]
     content: Callable[[], Content]
@@ -51,7 +51,7 @@ class Table(abc.ABC):
     def __init__(self, ground: Ground) -> None:
         self.ground, self.name = ground, str(ground.path)
         self.options: dict[str, str] = {}
-        """What its readers say besides."""
+        """Further options of its readers."""
 
     @abc.abstractmethod
     def take(self, step: Step, rng: random.Random) -> None:
@@ -59,10 +59,10 @@ class Table(abc.ABC):
 
     @abc.abstractmethod
     def content(self) -> Content:
-        """What is there now, as somebody independent says."""
+        """What is there now, by an independent answer."""
 
     def cache_options(self, cache: str) -> dict[str, str]:
-        """What a cache of this mode needs besides."""
+        """Further options that a cache of this mode needs."""
         return {}
 
     def scans(self, cache: str) -> bool:
@@ -70,7 +70,7 @@ class Table(abc.ABC):
         return True
 
     def may_change_meanwhile(self, step: Step) -> bool:
-        """Whether a read during this step gives what was there before it or after."""
+        """Whether a read during this step must give the table before it or after it."""
         return False
 
     def past(self) -> list[Past]:
@@ -78,23 +78,23 @@ class Table(abc.ABC):
         return []
 
     def condition(self, rng: random.Random) -> Condition | None:
-        """A condition on columns that are there now; None for that of the setup."""
+        """A condition on the columns of now. None: the condition of the setup."""
         return None
 
     def other_checks(self, rng: random.Random) -> Iterator[tuple[dict[str, str], Callable[[pa.Table], str]]]:
-        """Other options of a scan, and what is wrong with its answer: "" if nothing."""
+        """Further options of a scan, each with a function that says what is wrong with the answer: "" if nothing is."""
         return iter(())
 
     def close(self) -> None:
-        """Let go of what only this table needs: here nothing."""
+        """Release what only this table needs: here nothing."""
         return
 
 
 class DrawnRows(Table):
-    """A table whose rows are drawn: those of `schema`. `texts` are its columns of text, by which some kinds are partitioned."""
+    """A table of random rows, with the columns of `schema`. `texts` are its columns of text, by which some kinds are partitioned."""
 
     values: tuple[str | None, ...] = ("01", "1", "eu")
-    """Those of texts."""
+    """Values of columns of text."""
 
     def __init__(self, ground: Ground) -> None:
         super().__init__(ground)
@@ -104,7 +104,7 @@ class DrawnRows(Table):
         self.schema = pa.schema([*fixed, *((name, pa.string()) for name in self.texts)])
 
     def drawn_rows(self, op: str, count: int, rng: random.Random) -> list[Row]:
-        """New rows; of an upsert or delete one for each key."""
+        """New rows. For an upsert or a delete, each key has one."""
         rows = [self._row(rng) for _ in range(count)]
         return list({self.key_of(row): row for row in rows}.values()) if op in ("upsert", "delete") else rows
 

@@ -18,7 +18,7 @@ _NONE = pa.schema([])
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-    """A `lookup.where`: its text, the columns that it compares, and of which rows it is true."""
+    """A `lookup.where`: its text, the columns that it compares, and a function that says whether a row meets it."""
 
     text: str
     columns: frozenset[str]
@@ -35,12 +35,12 @@ CONDITIONS = {
         ("s > 0", "s", lambda row: row["s"] is not None and row["s"] > 0),
     )
 }
-"""Those that a history draws, by their texts."""
+"""The conditions that a history draws from, by their texts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What a reader is told beside the path. `more`: other options."""
+    """The options of a reader. `more`: those that have no field here."""
 
     keys: tuple[str, ...]
     partition: str = ""
@@ -63,18 +63,18 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """An answer: columns in their order, and rows in the order of the files (`ordered`) or in any. Or why there is none."""
+    """An answer: its columns in order, and its rows, in the order of the files if it is `ordered`. Or why there is none."""
 
     schema: pa.Schema
     rows: tuple[Row, ...] = ()
     keyed: tuple[Row, ...] = ()
-    """The rows with the key columns as well, which lookups show."""
+    """The same rows, with the key columns, which lookups return."""
     types: Mapping[str, pa.DataType] = dataclasses.field(default_factory=dict)
     problem: str = ""
     ordered: bool = True
 
     def rows_of(self, keys: tuple[str, ...], requested: list[tuple[Any, ...]]) -> list[Row]:
-        """The rows of each requested key, with its number; a key with a null has none."""
+        """The rows of each requested key, with its number. A key with a null has no rows."""
         by_key: dict[str, list[Row]] = {}
         for row in self.keyed:
             by_key.setdefault(plain([row[name] for name in keys]), []).append(row)
@@ -89,9 +89,9 @@ class Content:
     data: pa.Schema = _NONE
     partitions: pa.Schema = _NONE
     files: tuple[tuple[Row, tuple[Row, ...]], ...] = ()
-    """For each file its partition's values, and its rows with these."""
+    """(values of its partition, rows with these values) of each file."""
     conflicts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Columns of which no type holds the values of all files, which are null here: only a reader that leaves them out has an answer."""
+    """Columns for which no type holds the values of all files. They are null here: only a reader that leaves them out gets an answer."""
     problem: str = ""
     busy: bool = False
     ordered: bool = False

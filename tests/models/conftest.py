@@ -14,7 +14,7 @@ __all__ = ["mapped_from"]
 
 @pytest.fixture(autouse=True)
 def listed_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many files of a directory become columns."""
+    """Sets the number of files from which a directory's listing becomes columns."""
     monkeypatch.setattr(ListedFiles, "least", (1, 1000)[zlib.crc32(request.node.nodeid.encode()) // 2 % 2])
     monkeypatch.setattr(listed_columns, "_ADDED_AT_MOST", 2)
     monkeypatch.setattr(listed_columns, "_GONE_AT_MOST", 2)

@@ -83,7 +83,7 @@ class Delta(DrawnRows):
         merge.when_matched_update({"s": "s.s", "c": "s.c"}).when_not_matched_insert_all().execute()
 
     def _delete_places(self, rng: random.Random) -> None:
-        """Delete some rows of a file that has none deleted, by a vector."""
+        """Delete rows by a vector, from a file without deleted rows."""
         if not self._has_vectors:
             return
         whole = [add for _, add in sorted(live_files(self.ground.path).items()) if not add["deletionVector"]]

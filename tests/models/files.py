@@ -27,7 +27,7 @@ DataFile = tuple[Path, tuple[tuple[str, str | None], ...]]
 
 
 def read_content(data_files: Iterable[DataFile], busy: bool) -> Content:
-    """What these files hold, row by row by the documented rules, without the package. `busy`: whether a job writes among them."""
+    """The content of these files, row by row and by the documented rules, without the package. `busy`: whether a job is writing there."""
     try:
         return _content(list(data_files), busy)
     except ImpossibleError as problem:
@@ -85,13 +85,13 @@ def _read_version(path: Path, identity: tuple[int, ...]) -> tuple[pa.Schema, lis
 
 
 def _read(path: Path) -> tuple[pa.Schema, list[Row], set[str]]:
-    """(its columns, its rows, columns whose times are instants without saying so)."""
+    """(its columns, its rows, the columns whose times are instants although their types do not say so)."""
     status = path.stat()
     return _read_version(path, (status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size))
 
 
 def _partition_type(values: set[Any]) -> pa.DataType:
-    """Whole numbers are int, bigint or a decimal, ISO dates dates, other numbers doubles, and all else is text."""
+    """Whole numbers become int, bigint or a decimal, ISO dates become dates, other numbers doubles, and all other values text."""
     if not values:
         return pa.string()
     whole = [int(value) for value in values if is_whole(value)]
@@ -108,12 +108,12 @@ def _partition_type(values: set[Any]) -> pa.DataType:
 
 
 def _group_rows(table: pa.Table) -> int:
-    """Several row groups in every file, and not too many."""
+    """A number of rows that gives each file several row groups, but not too many."""
     return max(4, table.num_rows // 6)
 
 
 def file_bytes(table: pa.Table, form: str, writer: str, scratch: Path) -> bytes:
-    """The file that holds a table, as `writer` writes it; as pyarrow does where the writer lacks one of the types."""
+    """The file that `writer` writes for a table; pyarrow's if the writer lacks one of the types."""
     path = scratch / f"written.{form}"
     path.unlink(missing_ok=True)
     try:
@@ -193,7 +193,7 @@ class Files(Table):
         return self.kind in ("directory", "linked") and (self.path / "_temporary").is_dir()
 
     def _next_directory(self) -> Path:
-        """A place for another directory, which a link may name."""
+        """The path of another directory, for a link."""
         return self._root / f"v{len(list(self._root.glob('v[0-9]*'))) + 1}"
 
     def _link(self, place: Path) -> None:
@@ -212,7 +212,7 @@ class Files(Table):
         return directory.joinpath(*parts, f"f{slot}.{self._setup.format}")
 
     def _drawn_rows(self, rng: random.Random, key: str, shape: str, count: int) -> pa.Table:
-        """Rows of a file: keys that many files have, small values, a number of its own for each."""
+        """The rows of a file: keys that other files have, too, small values, and a unique number for each row."""
         ids: list[int | None] = [None if rng.random() < 0.05 else rng.randrange(12) for _ in range(count)]
         values: list[int | None] = [None if rng.random() < 0.1 else rng.randrange(8) for _ in range(count)]
         named = {
@@ -256,7 +256,7 @@ class Files(Table):
         os.replace(new, target)
 
     def _fill(self, directory: Path, args: tuple[Any, ...], rng: random.Random) -> None:
-        """The first files of a directory, one of them large in some, so that the others are small changes of it."""
+        """Write the first files of a directory. In half of them one file is large, so that changes of the others are small."""
         slot, places, key, shape, count, _, writer = args
 
         def write_new(slot: int, values: tuple[int, ...] | None, rows: pa.Table) -> None:
@@ -272,7 +272,7 @@ class Files(Table):
             write_new(9, places, self._drawn_rows(rng, key, shape, _FILLER_ROWS))
 
     def _swap(self, args: tuple[Any, ...], rng: random.Random) -> None:
-        """Another directory in place of this one, or one that was there before."""
+        """Put another directory in place of this one: a new one, or one that was there before."""
         if self.kind == "file":
             return
         if self.kind == "linked":
@@ -301,7 +301,7 @@ class Files(Table):
                 target.parent.rmdir()
 
     def _roll_back(self, args: tuple[Any, ...], rng: random.Random) -> None:
-        """An older state of a file, with the time it had (`cp -p`)."""
+        """Put back an older state of a file, with its time (`cp -p`)."""
         if self._earlier:
             self._replace(*self._earlier[-1 - args[0] % len(self._earlier)])
 
@@ -314,7 +314,7 @@ class Files(Table):
             path.unlink()
 
     def _junk(self, args: tuple[Any, ...], rng: random.Random) -> None:
-        """Files that are not data."""
+        """Write files that are not data."""
         if self.kind != "file":
             for name in ("_SUCCESS", ".f0.crc", f"empty.{self._setup.format}", "_started_1"):
                 (self.path / name).write_bytes(b"" if name.startswith("empty") else b"x")

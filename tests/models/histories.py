@@ -1,7 +1,7 @@
 """Table histories: a setup and a list of steps, drawn from a seed. Both are values that are printed and replayed.
 
-A step says little about the state in which it is taken: what makes no sense there does nothing. So any part of a history
-is one, too, which is how a failing one is made short.
+A step does not depend on the state of the table: one that makes no sense there does nothing. So any part of a history
+is a history, too, and a failing one can be shortened.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ PARTITIONS: tuple[tuple[str, ...], ...] = (
     ("1", "__HIVE_DEFAULT_PARTITION__", "2", "-1"), ("2024-01-01", "2024-02-29", "2024-02-30", "now"),
     ("a%2Fb", "a b", "A", "ä"), ("1.50", "2.0", "3000000000", ".5"), ("100000000000000000000", "7", "1e3", "007"),
 )  # fmt: skip
-"""Values of one partition column each, the later ones of other types than the first."""
+"""The values of a partition column. Later values have other types than the first ones."""
 WHERES = tuple(CONDITIONS)
 WRITERS = ("pyarrow", "pyarrow", "duckdb", "polars")
 WRITES = ("append", "append", "upsert", "upsert", "delete", "overwrite")
@@ -36,7 +36,7 @@ OPS = {"managed": MANAGED, "provider": WRITES, "changing": WRITES, "delta": DELT
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One change of a table. `salt` is where everything random in it comes from."""
+    """One change of a table. `salt` is the seed of everything random in it."""
 
     op: str
     args: Args = ()
@@ -45,7 +45,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What stays as it is during a history: where the table lies, and what its readers are told of it."""
+    """What does not change during a history: the table's format and partitions, and the options of its readers."""
 
     format: str = "parquet"
     keys: tuple[str, ...] = ("id",)
@@ -56,13 +56,13 @@ class Setup:
     where: str = WHERES[0]
     max_rows: int = 1000
     near: bool = False
-    """The readers' clock goes with the files' times, so that a fresh file is too new to be kept."""
+    """Whether the readers' clock goes with the files' times, so that a fresh file is too new to be cached."""
     interval: str = "1 min"
 
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """A history, and the seed that it is of. `only`: the one kind of table that was drawn."""
+    """A history, and its seed. `only`: the one kind of table in it, if it was drawn for one."""
 
     setup: Setup
     steps: tuple[Step, ...]
@@ -82,7 +82,7 @@ class _Families(NamedTuple):
 
 
 def draw(seed: int, only_kind: str = "") -> History:
-    """The history of that seed. `only`: the one kind of table that there is in it."""
+    """The history of a seed. `only_kind`: the only kind of table in it."""
     rng = random.Random(f"history {only_kind} {seed}")
     changing = rng.choice(list(FAMILIES.values()))
     families = _Families(rng.choice(list(KEYS.values())), tuple(SHAPES) if rng.random() < 0.05 else changing)
@@ -122,7 +122,7 @@ def _setup(rng: random.Random, form: str) -> Setup:
 
 
 def _file(rng: random.Random, setup: Setup, families: _Families) -> Args:
-    """What a new file is like: (slot, places of its partition values, shapes of id and c, rows, how, writer)."""
+    """The arguments of a new file: (slot, places of its partition values, shapes of id and c, rows, how, writer)."""
     places: tuple[int, ...] | None = tuple(
         min(rng.randrange(len(values)), rng.randrange(len(values))) for _, values in setup.partitions
     )

@@ -74,7 +74,7 @@ CONDITIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 class Iceberg(Table):
-    """A table that changes by everything that the specification allows; a peer only by what PyIceberg can read, which has to agree."""
+    """A table that changes in all ways that the specification allows. A peer changes only as PyIceberg can read it, which has to agree."""
 
     def __init__(self, ground: Ground, rng: random.Random) -> None:
         super().__init__(ground)
@@ -96,7 +96,7 @@ class Iceberg(Table):
         self.append()
 
     def _publisher(self, kind: str) -> Publish | None:
-        """How a version is made known: by a hint in the directory, or to a catalog."""
+        """How a version is published: to a catalog, or, if None, by a hint in the directory."""
         if kind == "directory":
             return None
         self.name = "ns.table"
@@ -125,7 +125,7 @@ class Iceberg(Table):
         return content
 
     def _content(self, **of: Any) -> Content:
-        """What the specification says of a version, in the columns by which all its files are partitioned as they are."""
+        """The content of a version by the specification. Its partition columns are those by whose own values all files are partitioned."""
         oracle = Oracle(self.table.metadata, **of)
         schema = pa.schema([arrow_field(field) for field in oracle.fields])
         fields = {field["id"]: field for field in oracle.fields if str(field["type"]).startswith(_IN_TEXT)}
@@ -218,7 +218,7 @@ class Iceberg(Table):
         return [rng.choice(VALUES[kind["element"]]) for _ in range(rng.randrange(3))]
 
     def write(self, rows: Sequence[dict[str, Any]]) -> list[File]:
-        """New data files; some of them without field ids, bounds, or columns that their partition tells."""
+        """Write new data files. Some lack field ids, bounds, or columns whose value is in their partition."""
         rng, table = self.rng, self.table
         mapped = self.is_mapped and rng.random() < 0.4
         specs = table.meta["partition-specs"]
@@ -245,7 +245,7 @@ class Iceberg(Table):
         self.table.commit(self.write(self.drawn(self.rng.randrange(1, 15))))
 
     def rewrite_rows(self) -> None:
-        """As engines that copy on write delete and update."""
+        """Delete and update rows as engines do that copy on write."""
         files = self.some_files()[:2]
         rows = [row for entry in files for _, row in self.table.live_rows(entry) if self.rng.random() < 0.7]
         changed = [{**row, "c": "changed"} if self.rng.random() < 0.3 else row for row in rows]
@@ -255,7 +255,7 @@ class Iceberg(Table):
         self.table.commit([], self.some_files()[:1])
 
     def compact(self) -> None:
-        """Rewrite files without their deleted rows; also as if they were no newer. Deletes may stay, of nothing."""
+        """Rewrite files without their deleted rows, sometimes with the last sequence number. Deletes may stay that apply to nothing."""
         table, rng = self.table, self.rng
         files = replaced = self.some_files()
         if rng.random() < 0.2:
@@ -268,7 +268,7 @@ class Iceberg(Table):
         self.table.commit(rewrite=True)
 
     def delete_equal(self) -> None:
-        """Rows that are there, rows that are not, and nulls; for a partition or, of a spec without fields, for all."""
+        """Delete by value rows that exist, rows that do not, and nulls: in one partition, or, with a spec without fields, in all."""
         table, rng = self.table, self.rng
         specs = table.meta["partition-specs"]
         free = [spec["spec-id"] for spec in specs if all(part["transform"] == "void" for part in spec["fields"])]
@@ -292,7 +292,7 @@ class Iceberg(Table):
         table.commit(add + (self.write(new_rows) if rng.random() < 0.5 else []))
 
     def upsert_often(self) -> None:
-        """Commits that nobody compacts, as Flink makes them: each deletes by value what it writes anew, in a partition or in all."""
+        """Many commits without a compaction, as Flink makes them: each deletes by value what it writes anew, in a partition or in all."""
         table, rng = self.table, self.rng
         columns = sorted({*rng.sample(self.equality_columns(), rng.choice([1, 1, 2]))})
         for _ in range(rng.randint(4, 8)):
@@ -303,7 +303,7 @@ class Iceberg(Table):
             table.commit([*deletes, *self.write(rows)])
 
     def equality_columns(self) -> list[str]:
-        """Columns that may tell what is deleted, of a struct one field, and the keys more often."""
+        """Columns by which rows may be deleted: one field of each struct, and the keys more often."""
         columns = [*["id"] * 3, *["c", "v"] * 4]
         for field in self.table.fields:
             if not isinstance(field["type"], dict):
@@ -317,7 +317,7 @@ class Iceberg(Table):
         return sorted(self.rng.sample(range(count), self.rng.randint(1, count)))
 
     def delete_positions(self) -> None:
-        """In files for one data file or for several of a partition."""
+        """Delete positions in one data file, or in several of a partition, by one delete file."""
         table, rng, files = self.table, self.rng, self.some_files()
         if not files:
             return
@@ -329,7 +329,7 @@ class Iceberg(Table):
         table.commit([delete_file] + (self.write(self.drawn(2)) if rng.random() < 0.3 else []))
 
     def delete_by_vectors(self) -> None:
-        """A file has one, which names what was deleted before, too."""
+        """Delete rows by deletion vectors. A data file has only one, which includes the rows that were deleted before."""
         table = self.table
         files = self.some_files()
         if not files:
@@ -383,13 +383,13 @@ class Iceberg(Table):
                 self.evolve_inside(structs[0])
 
     def may_be(self, name: str, kind: Kind) -> bool:
-        """Whether a column may take a name: where names tell the columns of files, all of the name are of one type."""
+        """Whether a column may take a name. If a name mapping finds the columns of files, all columns of that name must have one type."""
         schemas = self.table.meta["schemas"]
         kinds = [field["type"] for schema in schemas for field in schema["fields"] if field["name"] == name]
         return not self.is_mapped or all(other_kind == kind for other_kind in kinds)
 
     def evolve_inside(self, field: Field) -> None:
-        """A struct's fields: one more, a wider one, another name."""
+        """Add a field to a struct, or widen or rename one."""
         inner = [dict(inner_field) for inner_field in field["type"]["fields"]]
         inner_field = self.rng.choice(inner)
         if inner_field["type"] == "int" and self.rng.random() < 0.5:
@@ -435,7 +435,7 @@ class Iceberg(Table):
         self.table.map_names()
 
     def _specs(self, columns: Mapping[str, Kind]) -> list[list[tuple[str, str]]]:
-        """Those of `SPECS` that fit columns, and those of the columns of text."""
+        """The specs of `SPECS` that fit these columns, and, three times, the one of the columns of text."""
 
         def fits(name: str) -> bool:
             kinds = (COLUMNS.get(name), WIDER.get(str(COLUMNS.get(name))))
@@ -446,7 +446,7 @@ class Iceberg(Table):
 
 
 def _project(row: dict[str, Any], columns: Sequence[str]) -> dict[str, Any]:
-    """A row with nothing but some columns, fields of structs as `struct.field`."""
+    """Some columns of a row. `struct.field` names the field of a struct."""
     projected = {}
     for column in columns:
         name, _, inner = column.partition(".")

@@ -1,7 +1,7 @@
 """Random histories of facts that wait for their row in two lookups, one after the other, and a model that says what each micro-batch returns.
 
-The model replays what Spark's checkpoint says of each micro-batch: its time, its watermark, and the files of facts that it read. The
-versions that it may have used are those that were current between its start and its commit; what came out of it says more.
+The model replays what Spark's checkpoint says of each micro-batch: its time, its watermark, and the files of facts that it read. A
+micro-batch may have used any version that was current between its start and its commit. Its rows show which ones are possible.
 """
 
 import collections
@@ -69,9 +69,9 @@ class Fact:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A committed micro-batch. `has_tick`: the package's own source had a row. `rows`: those of the sink: (fact, value, waited, left) of each lookup.
+    """A committed micro-batch. `has_tick`: the package's own source had a row. `rows`: those in the sink, with (fact, value, waited, left) of each lookup.
 
-    `told`: the metrics that Spark reported, by name; None: the query ended before it did.
+    `told`: the metrics that Spark reported, by name. None if the query ended before that.
     """
 
     number: int
@@ -86,7 +86,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Waiting:
-    """A fact in one of the lookups. `ident`: its number, and the value that it got in the lookup before."""
+    """A fact that waits in a lookup. `ident`: its number, and the value that the previous lookup gave it."""
 
     ident: tuple[int | None, ...]
     fact: Fact
@@ -112,7 +112,7 @@ class Outcome:
 def play(
     stage: Stage, number: int, batch: Batch, before: Sequence[Waiting], new: Sequence[Waiting], content: Content
 ) -> Outcome:
-    """What the lookup does by its contract. `before`: the facts that wait. `content`: the rows of the version that it uses."""
+    """The outcome that the contract of a lookup demands. `before`: the facts that wait. `content`: the rows of the version that it uses."""
     wait_ms = stage.wait_ms if batch.number < stage.last_from else _LAST_WAIT_MS
     over_us = 1000 * ((batch.watermark_ms if stage.by_watermark else batch.at_ms) - wait_ms)
     outcome = Outcome([], [])
@@ -131,7 +131,10 @@ def play(
 
 
 def check(batches: Sequence[Batch], stages: Sequence[Stage]) -> collections.Counter[str]:
-    """How much of everything there was. AssertionError if a fact left too early, too late, twice, never, or with a version that was not current."""
+    """Check a stream. Returns how often each event happened.
+
+    Raises AssertionError if a fact left too early, too late, twice, never, or with a version that was not current.
+    """
     waiting: list[list[Waiting]] = [[] for _ in stages]
     oldest = [0] * len(stages)
     places_by_digest: dict[tuple[int, str], set[int]] = {}
@@ -193,7 +196,7 @@ def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _current(versions: Sequence[Version], oldest: int, batch: Batch) -> Iterator[int]:
-    """The places of the versions that may have been current when a micro-batch asked: not before it began, and not after its commit."""
+    """The places of the versions that may have been current when a micro-batch used one: after its start, and before its commit."""
     earlier = [place for place, version in enumerate(versions) if version.done_ms < batch.at_ms]
     for place in range(max(oldest, *earlier, 0), len(versions)):
         if versions[place].begun_ms <= batch.committed_ms:
@@ -201,7 +204,7 @@ def _current(versions: Sequence[Version], oldest: int, batch: Batch) -> Iterator
 
 
 def _left_first(batches: Sequence[Batch]) -> dict[int, collections.Counter[tuple[Any, ...]]]:
-    """What left the first lookup, by the time of the micro-batch. Several rows of the second lookup are one of these."""
+    """The rows that left the first lookup, by the time of their micro-batch. The second lookup may make several rows of one."""
     rows = {(row["left0"], (row["fact"], row["t0_value"]), row["waited0"]) for batch in batches for row in batch.rows}
     results: dict[int, collections.Counter[tuple[Any, ...]]] = collections.defaultdict(collections.Counter)
     for at_ms, ident, waited_us in rows:
@@ -210,7 +213,7 @@ def _left_first(batches: Sequence[Batch]) -> dict[int, collections.Counter[tuple
 
 
 def _left_last(batch: Batch) -> collections.Counter[tuple[Any, ...]]:
-    """What left the last lookup in a micro-batch."""
+    """The rows that left the last lookup in a micro-batch."""
     assert all(row["left1"] == batch.at_ms for row in batch.rows)
     return collections.Counter(((row["fact"], row["t0_value"], row["t1_value"]), row["waited1"]) for row in batch.rows)
 
@@ -240,7 +243,7 @@ class Table:
         self.change()
 
     def change(self) -> None:
-        """Make another version: some keys go, come, come again, or have other values."""
+        """Make another version: keys are removed, added, added again, or get other values."""
         rng, number = self._rng, len(self.versions) + 1
         before = dict(self.versions[-1].content) if self.versions else {}
         removed_keys = [key for key in before if key != _PROBE and rng.random() < 0.3]
@@ -262,7 +265,7 @@ class Table:
         self.versions.append(Version(begun_ms, time.time() * 1000, content))
 
     def _values(self, number: int, place: int) -> list[int]:
-        """Values that no other write has: of a managed table, whose keys are replaced one by one, one."""
+        """Values that no other write has. A managed table gets only one, since its keys are replaced one by one."""
         count = 1 if self.kind == "managed" else self._rng.choice([1, 1, 3])
         return [1000 * number + 10 * place + copy for copy in range(count)]
 
@@ -276,7 +279,7 @@ def _rows(content: Content) -> pa.Table:
 
 
 class History:
-    """A stream, its tables, and what is done to them. `counts`: how often."""
+    """A stream, its tables, and what happens to them. `counts`: how often."""
 
     def __init__(self, home: Path, seed: int, connect: bool) -> None:
         self.counts = collections.Counter[str]()
@@ -356,7 +359,7 @@ class History:
         return last_from
 
     def _send(self, probes: int = 1) -> None:
-        """A file of facts, some of which have keys that are always there: they say which version was used."""
+        """Write a file of facts. Some have a key that always has a row, which shows the version that was used."""
         rng, count = self._rng, self._rng.choice([0, 3, 12])
         self._clock_s += rng.randrange(12)
         keys: list[tuple[int | None, int | None]] = [(_PROBE, _PROBE)] * probes
@@ -385,7 +388,7 @@ class History:
         )
 
     def _kill(self) -> None:
-        """Kill the driver: its Python, its JVM, at once."""
+        """Kill the driver: its Python and its JVM at the same time."""
         os.killpg(self._workers.running["stream"].pid, signal.SIGKILL)
         self._workers.kill("stream")
         self.counts["kills"] += 1
@@ -420,7 +423,7 @@ class History:
 
 
 def read_batches(home: Path) -> list[Batch]:
-    """The committed micro-batches of a history, by Spark's checkpoint, the sink, and the metrics that Spark reported."""
+    """The committed micro-batches of a history, from Spark's checkpoint, the sink, and the metrics that Spark reported."""
     checkpoint = home / "checkpoint"
     metrics = {
         note["batch"]: json.loads(note["observed"]) for note in read_notes(home / "notes") if note["kind"] == "progress"
@@ -447,7 +450,7 @@ def read_batches(home: Path) -> list[Batch]:
 
 
 def _find_files(checkpoint: Path) -> dict[int, list[str]]:
-    """The files of facts by the offset with which Spark read them."""
+    """The files of facts, by the offset at which Spark read them."""
     offsets = dict[str, int]()
     for log in (checkpoint / "sources").glob("*/*"):
         for line in log.read_text().splitlines() if not log.name.startswith(".") else ():

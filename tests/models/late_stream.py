@@ -34,7 +34,7 @@ _CONF = {
 
 
 class Harm:
-    """A function for `mapInArrow` whose task fails at times, in its first attempt: by an error, or by the end of its process."""
+    """A function for `mapInArrow` whose task sometimes fails in its first attempt, by an error or by the end of its process."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -102,7 +102,7 @@ class Application:
             self._notes.add("done", order=order["number"])
 
     def _is_done(self, order: dict[str, Any], orders: queue.SimpleQueue[str]) -> bool:
-        """Run the query as the order says, until there is another one, or no more to do. Returns False if it has failed."""
+        """Run the query of an order until there is another order, or nothing left to do. Returns False if it has failed."""
         rows = join(self._spark, self._given, order)
         query: Any = rows.writeStream.foreachBatch(writer(self._given["home"], order["harm"]))
         query = query.option("checkpointLocation", f"{self._given['home']}/checkpoint")

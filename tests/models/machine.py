@@ -31,7 +31,7 @@ _CALLS = ("scandir", "listdir", "stat", "lstat", "open", "readlink", "fstat")
 
 
 class _Entry:
-    """An `os.DirEntry` whose questions count, too."""
+    """An `os.DirEntry` whose calls count, too."""
 
     def __init__(self, entry: os.DirEntry[str], count: Callable[[], None]) -> None:
         self._entry, self._count = entry, count
@@ -46,7 +46,7 @@ class _Entry:
 
 
 class _Entries(list[_Entry]):
-    """What `os.scandir` gives, read at once, as the system does for a small directory."""
+    """The entries of `os.scandir`, read at once, as the system reads a small directory."""
 
     def __enter__(self) -> _Entries:
         return self
@@ -57,7 +57,7 @@ class _Entries(list[_Entry]):
 
 @contextlib.contextmanager
 def at_call(number: int, root: Path, change: Callable[[], None]) -> Iterator[None]:
-    """Run `change` once, before the call of that number that concerns files below `root`, but not the hosts' caches."""
+    """Run `change` once, before the call of this number among those for files below `root`. Calls for the hosts' caches do not count."""
     count = 0
     changing = False
 
@@ -106,7 +106,7 @@ PROCESSES = ("here", "other", "new", "once", "late")
 QUESTIONS = ("all", "partition", "columns", "where")
 _STEP_S = 100.0  # of the readers' clocks, more than any interval
 _ASKED_PER_STEP = {True: 8, False: 3}
-"""How many readers, of a history of all kinds of tables and of the longer ones of one kind."""
+"""How many readers read after each step: of a history of all kinds of tables, and of the longer ones of one kind."""
 _PAST_AT_END = 6
 _CHARS_SHOWN = 500
 _ANSWERS_SHOWN = 4
@@ -127,7 +127,7 @@ class Reader:
 
 EVERY_READER = tuple(Reader(*values) for values in itertools.product(CACHES, SOURCES, PROCESSES, QUESTIONS))
 _OFTEN = tuple(reader for reader in EVERY_READER for _ in range({"here": 3, "late": 2}.get(reader.process, 1)))
-"""Those that need no process of their own more often."""
+"""Readers to draw from. Those that need no process of their own are there more often."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Discrepancy:
     """An answer that is not what it must be."""
 
     step: int
-    """After how many steps."""
+    """The number of steps before it."""
     reader: str
     call: str
     expected: str
@@ -176,18 +176,18 @@ class _Machine:
         content = self.place.content()
         selected = readers or (EVERY_READER if count == len(EVERY_READER) else rng.sample(_OFTEN, count))
         if readers is None and not last:
-            # Each host is to know each version, so that what it may answer of older ones is determined.
+            # Each host must know each version: this determines which older ones it may answer with.
             selected = (Reader("NONE", "UFS", "here", "all"), *selected)
         for reader in selected:
             self._check(reader, content, rng)
         if not content.busy:
             self._quiet = content
-        # Of a busy directory, too: whose job seems dead is read as it is, and may be what is kept later.
+        # Of a busy directory, too: if its job seems dead, a host reads it as it is, and may keep that.
         for name in QUESTIONS:
             self._note(self._question(name), content)
 
     def _check_more(self, table: Table, rng: random.Random, count: int) -> None:
-        """Earlier states, and what only tables of its kind can be asked."""
+        """Check earlier states, and what only this kind of table can answer."""
         past = table.past()
         for state in rng.sample(past, min(len(past), count)):
             self._check_past(state, rng)
@@ -200,7 +200,7 @@ class _Machine:
                 self._report(str(reader), f"scan with {options}", "what its versions say", problem)
 
     def _take(self, step: Step) -> bool:
-        """Take a step; whether it went well."""
+        """Take a step. Returns whether it succeeded."""
         self._clock.tick(_STEP_S)
         if self._setup.near:
             self._clock.wall_s = max(self._clock.wall_s, time.time())
@@ -215,7 +215,7 @@ class _Machine:
         return True
 
     def _take_meanwhile(self, call: int, step: Step, rng: random.Random) -> None:
-        """Take a step inside a reader's query: its answer is that of before or of after."""
+        """Take a step during a reader's query. The answer must be that of the table before the step, or after it."""
         table = self.place.table
         if table is None or not table.may_change_meanwhile(step):
             return
@@ -310,17 +310,17 @@ class _Machine:
             if content.busy and self._quiet is not None and not is_late:
                 allowed.append(self._quiet.answer(question))
             if content.busy and expected.problem:
-                # All files gone while a job that seemed dead was there: the last that was read goes on.
+                # All files are gone, and a job seemed dead: the last state that was read stays valid.
                 allowed += older
             self._compare(reader, ask, answer, allowed, question, [single] if ask[0] == "get" else requested)
-            # A load of what the reader's host knew before files were removed, or before the path became another table, fails then.
+            # A load of a version from before files were removed, or before the path became another table, may fail.
             removed = any(step.op in ("vacuum", "expire", "become") for step in self._history.steps[1 : self._step])
             if answer.failures and not (content.busy or expected.problem or removed):
                 problem = f"{answer.failures} failed"
                 self._report(str(reader), ask[0], "no load that fails behind a right answer", problem)
 
     def _check_past(self, past: Past, rng: random.Random) -> None:
-        """A state that was there once is read again, or is known to be gone."""
+        """Check that an earlier state is read again, or is known to be gone."""
         reader = Reader(rng.choice(CACHES), "UFS", rng.choice(("here", "new", "late")), "all")
         question = Question(self._setup.keys, more=tuple(past.options.items()))
         expected, names = past.content().answer(question), self._setup.keys
@@ -332,7 +332,7 @@ class _Machine:
                 self._compare(reader, ask, answer, [expected], question, keys)
 
     def _wanted(self, expected: Expected, types: Any, rng: random.Random) -> list[tuple[Any, ...]]:
-        """Keys to ask for: some that are there, some that are not, one that is null."""
+        """Keys to look up: some that exist, one that does not, and one that is null."""
         names = self._setup.keys
         present = [tuple(row[name] for name in names) for row in expected.keyed]
         missing = tuple(_missing(types.get(name, pa.int64())) for name in names)
@@ -367,9 +367,9 @@ class _Machine:
     def _difference(
         self, expected: Expected, answer: Answer, call: str, schema: pa.Schema | None, rows: Sequence[dict[str, Any]]
     ) -> str:
-        """What was to be instead of the answer; "" if it is right."""
+        """What the answer should have been. "" if it is right."""
         if expected.problem and not answer.error.startswith("internal"):
-            # What a query's options name need not be there for a reload.
+            # A reload does not need the columns that a query's options name.
             return "" if answer.error or call == "reload" else _short(expected)
         if answer.error:
             return _short(expected)
@@ -441,14 +441,14 @@ def run(
     readers: Sequence[Reader] | None = None,
     at_end: int = len(EVERY_READER),
 ) -> list[Discrepancy]:
-    """What is wrong in a history. `readers`: who is asked after each step; None: some at random, and `at_end` at the end."""
+    """Run a history. Returns what was wrong. `readers` read after each step; if None, random ones do, and `at_end` of them at the end."""
     machine = _Machine(history, root, nursery, str(root))
     machine.run(readers, at_end)
     return machine.discrepancies
 
 
 def report(history: History, discrepancies: Sequence[Discrepancy]) -> str:
-    """What to print of a history that failed: its first wrong answers, and how to replay it."""
+    """What to print of a failed history: its first wrong answers, and how to replay it."""
     replay = f"LOOKUPCACHE_SEED={history.seed} scripts/test tests/models -k {history.only or 'any'}-"
     lines = [f"{replay}: {len(discrepancies)} answers were wrong"]
     lines += [str(discrepancy) for discrepancy in discrepancies[:_ANSWERS_SHOWN]]

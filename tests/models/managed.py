@@ -1,4 +1,4 @@
-"""A managed table of a history: written by the package, beside a plain list of the rows that it should have."""
+"""A managed table of a history: the package writes it, and a plain list holds the rows that it should have."""
 
 import collections
 import dataclasses
@@ -29,12 +29,12 @@ SIZES = WriteSizes(
     file_bytes=400, row_group_bytes=200, row_group_rows=(2, 4), merge_bytes=800, compact_bytes=2000,
     unasked_compact_bytes=1000, small_file_bytes=1000, log_page=6,
 )  # fmt: skip
-"""Small tables have by these what large ones have: several files a write, row groups, partial folds, merges, trimmed logs."""
+"""With these sizes small tables have what large ones have: several files for a write, row groups, partial folds, merges, trimmed logs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Open:
-    """A write that was begun: its files, its rows, and its place in the order of beginnings."""
+    """A write that has begun: its files, its rows, and its place in the order in which writes began."""
 
     job: Job
     files: list[DataFile]
@@ -45,7 +45,7 @@ class _Open:
 
 @dataclasses.dataclass
 class _Model:
-    """What a table should hold: its rows, each with the place of its write in the order of beginnings."""
+    """The expected table: its rows, each with the place of its write in the order in which writes began."""
 
     schema: pa.Schema
     rows: list[tuple[Row, int]] = dataclasses.field(default_factory=list)
@@ -55,11 +55,11 @@ class _Model:
     order: int = 0
     overwritten: bool = False
     oldest: int = 0
-    """Position from which on all can be read."""
+    """The position from which on all versions can be read."""
 
     @property
     def plain_rows(self) -> list[Row]:
-        """What should be there now."""
+        """The rows that should be there now."""
         return [{name: row.get(name) for name in self.schema.names} for row, _ in self.rows]
 
 
@@ -89,7 +89,7 @@ class Managed(DrawnRows):
             yield options, functools.partial(self._wrong_changes, first, last)
 
     def _wrong_changes(self, first: int, last: int, changes: pa.Table) -> str:
-        """What is wrong with the changes after a version: played back they are the later ones, and both images of an update have its key."""
+        """What is wrong with the changes after a version. Replayed, they must give the later versions, and both images of an update must have its key."""
         names = [name for name in changes.schema.names if name not in (CHANGE_TYPE, LOG_POSITION, COMMIT_TIMESTAMP)]
 
         def counted(rows: Iterable[Row]) -> collections.Counter[str]:
@@ -145,7 +145,7 @@ class Managed(DrawnRows):
 
     @staticmethod
     def _where(new: list[Row]) -> tuple[str, Callable[[Row], bool]]:
-        """A predicate by which rows are deleted, and what it says of one."""
+        """A predicate for a delete, and a function that says whether a row meets it."""
         id_, v = new[0]["id"], new[0]["v"]
         if v is None or v % 2:
             return ("id IS NULL" if id_ is None else f"id = {id_}"), lambda row: row["id"] == id_
@@ -166,7 +166,7 @@ class Managed(DrawnRows):
     def _written(
         self, table: Any, op: str, before: list[tuple[Row, int]], count: int, rng: random.Random
     ) -> list[tuple[Row, int]]:
-        """The rows after one write, which is made."""
+        """Make one write. Returns the rows after it."""
         new = self.drawn_rows(op, count, rng)
         rows = pa.Table.from_pylist(new, self.schema)
         self._model.order += 1
@@ -217,7 +217,7 @@ class Managed(DrawnRows):
         self.schema = self._model.schema = pa.schema([*self.schema, (name, pa.int64())])
 
     def _compact(self, table: LookupTable, options: dict[str, str]) -> None:
-        """Compact, while one of the writes that are open is committed: once the compaction has read what it folds."""
+        """Compact. Meanwhile an open write is committed, once the compaction has read what it folds."""
         pending, self._model.opened = self._model.opened[:1], self._model.opened[1:]
         count = KeyedRows.count
 

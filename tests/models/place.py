@@ -42,7 +42,7 @@ class Place:
         return Content(problem="no files") if self.table is None else self.table.content()
 
     def close(self) -> None:
-        """Let go of the table."""
+        """Close the table, and forget it."""
         if self.table is not None:
             self.table.close()
         self.table = None

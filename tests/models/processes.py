@@ -26,7 +26,7 @@ _BOUND_S = 60.0  # far above what a request takes; a process not done by then ha
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What one call gave: a table of rows, a schema, or an error by its class. `failures`: loads that failed behind it."""
+    """The result of one call: a table of rows, a schema, or the class of an error. `failures`: loads that failed behind it."""
 
     value: Any = None
     error: str = ""
@@ -36,7 +36,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What to ask a table: (method, arguments…) in order, `at` these times. `scheduled`: full caches reload by their schedule."""
+    """Calls of a table: (method, arguments…) in order, `at` these times. `scheduled`: full caches reload by their schedule."""
 
     path: str
     options: tuple[tuple[str, str], ...]
@@ -52,7 +52,7 @@ def _start(scheduled: bool, name: str, run: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def reader_runtime(clock: FakeClock, scheduled: bool = False) -> Iterator[None]:
-    """This process on a clock that the history moves, with small sizes. Reloads happen when they are asked for.
+    """Give this process a clock that the history moves, and small sizes. Reloads happen only on request, unless they are `scheduled`.
 
     Names of files on disk are random, and not drawn from the seed: two processes must not draw the same.
     """
@@ -71,7 +71,7 @@ class Session:
         self._tables: dict[tuple[Any, ...], LookupTable] = {}
 
     def ask(self, request: Request) -> list[Answer]:
-        """The answers to a request, of a table that stays open."""
+        """The answers to a request, by a table that stays open."""
         self.clock.wall_s = max(self.clock.wall_s, request.at[0])
         self.clock.steady_s = max(self.clock.steady_s, request.at[1])
         key = (request.path, request.options)
@@ -119,16 +119,16 @@ def _read_until_closed(pipe: Connection, once: bool) -> None:
 
 
 class Nursery:
-    """Processes forked off a clean one that has all imports behind it: one for each name, or for each request without one."""
+    """Processes forked from a clean one with all imports: one for each name, and one for each request without a name."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        # What is imported late, too.
+        # Modules that are imported lazily, too.
         self._context.set_forkserver_preload([__name__, "pandas", "sqlglot.dialects.spark", "tests.models.place"])
         self._living: dict[str, Connection] = {}
 
     def ask(self, name: str, request: Request) -> tuple[list[Answer], tuple[float, float]]:
-        """(the answers of the process of that name, its clocks' times); "": of one that is born for the request."""
+        """(the answers of the process of this name, the times of its clocks). "" means a new process for this request."""
         pipe = self._living.get(name) or self._born(name)
         try:
             pipe.send(request)

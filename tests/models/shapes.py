@@ -63,7 +63,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 
 
 def column(shape: str, numbers: list[int | None]) -> pa.Array:
-    """A column with a value for each number, and null for None. Null lists are not empty below their nulls."""
+    """A column with a value for each number, and null for None. Null lists have items below their nulls."""
     kind, value = SHAPES[shape]
     values = [None if n is None else value(n) for n in numbers]
     if shape in ("list32", "list64") and values:

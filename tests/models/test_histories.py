@@ -1,4 +1,4 @@
-"""Every way to read gives what a plain reader gives, after each step of any history, and of those that were read wrongly once."""
+"""Every way to read gives what a plain reader gives, after each step of random histories, and of those that were once read wrongly."""
 
 import contextlib
 import dataclasses
@@ -16,9 +16,9 @@ from tests.models.processes import Nursery
 from tests.support.fuzzing import BY_NIGHT, by_day, seeds
 
 _HISTORIES = {"": 2, "delta": 1, "iceberg": 1, "changing": 1}
-"""How many, of all kinds of tables, of those whose histories are the longest, and of providers that tell changes."""
+"""How many histories: of all kinds of tables (""), of the kinds with the longest ones, and of providers that report changes."""
 _NIGHTLY = {"iceberg"}
-"""Of these, what takes half a minute and is left to the night."""
+"""Kinds whose histories take half a minute, and are left to the night."""
 _AT_END = 10
 FILES = ((0, (), "int64", "int64", 8, "rename", "pyarrow"), (1, (), "int32", "int32", 8, "rename", "pyarrow"))
 PLAIN = History(Setup(), (Step("become", ("directory", *FILES[0]), 1), Step("put", FILES[1], 2)))
@@ -41,14 +41,14 @@ def nursery() -> Iterator[Nursery]:
     ],
 )
 def test_any_history_is_read_alike(tmp_path: Path, nursery: Nursery, kind: str, seed: int) -> None:
-    """Some histories, which are others by night; `LOOKUPCACHE_SEED` replays one, whose seed a failure has printed."""
+    """Random histories, and others by night. `LOOKUPCACHE_SEED` replays one: a failure prints its seed."""
     history = draw(seed, kind)
     if wrong := run(history, tmp_path, nursery, at_end=len(EVERY_READER) if BY_NIGHT else _AT_END):
         pytest.fail(report(history, wrong), pytrace=False)
 
 
 def test_a_lost_row_is_found(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scan that loses a row, and a lookup that gives one twice, are told from right answers."""
+    """A scan that loses a row, and a lookup that returns a row twice, are reported."""
     scan, get_many = LookupTable.scan, LookupTable.get_many
 
     def fewer(table: LookupTable) -> Any:
@@ -80,13 +80,13 @@ def become(kind: str, first: tuple[Any, ...], salt: int) -> Step:
 
 
 def make_readers(cache: str, *processes: str, question: str = "all") -> list[Reader]:
-    """Those with either source of versions."""
+    """Readers with either source of versions."""
     return [Reader(cache, source, process, question) for source in SOURCES for process in processes]
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What was read wrongly, and by whom: each of these readers reads after each step."""
+    """A history that was once read wrongly, and its readers: all of them read after each step."""
 
     name: str
     setup: Setup
@@ -95,7 +95,7 @@ class Found:
 
 
 def list_cases() -> Iterator[Found]:
-    """What is tried by day."""
+    """The cases that run every day."""
     # Of a column that directories made numbers, and then text, each value is what its directory says.
     setup = Setup(keys=("zip",), partitions=(("zip", ("01234", "98765", "SW1A")),))
     steps = [become("directory", file(0, (0,)), 1), Step("put", file(1, (1,)), 2), Step("put", file(2, (2,)), 3)]
@@ -119,7 +119,7 @@ def list_cases() -> Iterator[Found]:
 
 
 def list_more_cases() -> Iterator[Found]:
-    """The same, of which some are tried by day."""
+    """Further cases, of which only some run by day."""
     for cache, source, process in itertools.product(CACHES, SOURCES, ("here", "new", "other")):
         # lookup.partition, which a managed table cannot have, is taken by a host that knew the path as one, once it is none.
         steps = [become("managed", file(0), 1), become("directory", file(0, (0,)), 2)]

@@ -22,7 +22,7 @@ _KEYS = range(2)
 
 
 class _Host:
-    """A host's processes, and what the table has: a key's value is how often it has changed."""
+    """The processes of a host, and a table whose values count how often their key has changed."""
 
     def __init__(self, root: Path, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -79,7 +79,7 @@ class _Host:
 
 
 def test_no_process_answers_from_before_an_invalidation(tmp_path: Path) -> None:
-    """Whoever has loaded what when; the keys of some calls are on record, of others it is known until when they came."""
+    """It holds whichever process loaded a row, and when. Some invalidations are recorded with their keys, others only with their time."""
     for seed in seeds(_HISTORIES):
         with mock.patch.object(invalidations, "_BYTES_AT_MOST", (23, 2**20)[seed % 4 == 0]):
             try:

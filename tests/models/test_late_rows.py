@@ -1,4 +1,4 @@
-"""Facts that wait for their row in a stream that is stopped, killed and harmed: each leaves once, when the model says, with that version's row."""
+"""Facts that wait for their row in a stream that is stopped, killed and harmed: each leaves once, at the time and with the row that the model says."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ def changed(number: int, **fields: Any) -> list[Batch]:
 
 
 def moved(first: int, second: int) -> list[Batch]:
-    """The rows of a micro-batch come in a later one."""
+    """The batches, with the rows of one micro-batch in a later one."""
     rows = [{**row, "left0": RIGHT[second].at_ms, "left1": RIGHT[second].at_ms} for row in RIGHT[first].rows]
     batches = changed(first, rows=[])
     batches[second] = dataclasses.replace(batches[second], rows=[*batches[second].rows, *rows])
@@ -99,6 +99,6 @@ def moved(first: int, second: int) -> list[Batch]:
     ],
 )  # fmt: skip
 def test_a_wrong_stream_is_found(batches: Sequence[Batch]) -> None:
-    """What cannot be is an error that says where."""
+    """An impossible stream is an error that names the place."""
     with pytest.raises(AssertionError, match=r"micro-batch|facts that are still there|rows of no"):
         check(batches, STAGES)

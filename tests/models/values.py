@@ -1,4 +1,4 @@
-"""What Spark shows of a file's types and values, by the rules of the documentation. Nothing of the package is used here."""
+"""The types and values that Spark shows for those of a file, by the rules of the documentation. Nothing of the package is used here."""
 
 import datetime
 import decimal
@@ -7,16 +7,16 @@ from typing import Any
 import pyarrow as pa
 
 _INTS = {"int8": 3, "int16": 5, "int32": 10, "int64": 19}
-"""Digits of each type."""
+"""The number of digits of each type."""
 _EXACT = decimal.Context(prec=60)
 
 
 class ImpossibleError(Exception):
-    """What no reader may answer: types that do not go together, a directory that is not a table."""
+    """There is no right answer: types do not go together, or a directory is not a table."""
 
 
 def shown(kind: pa.DataType) -> pa.DataType:
-    """The type in which Spark takes values of an Arrow type; null stays null."""
+    """The type in which Spark receives values of an Arrow type. Null stays null."""
     texts = dict.fromkeys(("string", "large_string", "string_view"), pa.string())
     if (mapped := {"uint64": pa.decimal128(20, 0), **texts}.get(str(kind))) is not None:
         return mapped
@@ -67,7 +67,7 @@ def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
 
 
 def finished(kind: pa.DataType) -> pa.DataType:
-    """A table's type: what is null everywhere is a string, as Spark infers it."""
+    """The type in the table: a string if all values are null, as Spark infers it."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_struct(kind):
@@ -78,7 +78,7 @@ def finished(kind: pa.DataType) -> pa.DataType:
 
 
 def converted(value: Any, kind: pa.DataType, utc: bool = False) -> Any:
-    """A value of a file as one of the table's type, which holds it. `utc`: a time without a zone is an instant."""
+    """A file's value in the table's type, which can hold it. `utc`: a time without a zone is an instant."""
     if value is None:
         return None
     types = pa.types
