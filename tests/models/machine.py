@@ -194,7 +194,7 @@ class _Machine:
         for options, verdict in table.other_checks(rng):
             reader = Reader("NONE", "UFS", rng.choice(("here", "new", "late")), "all")
             question = Question(self._setup.keys, more=tuple(options.items()))
-            (answer,) = self._asked(reader, self._request(reader, question, (("scan",),)))
+            (answer,) = self._take_answers(reader, self._request(reader, question, (("scan",),)))
             problem = _text(answer) if answer.error else verdict(answer.value)
             if problem:
                 self._report(str(reader), f"scan with {options}", "what its versions say", problem)
@@ -261,7 +261,7 @@ class _Machine:
         at = (self._clock.wall_s, self._clock.steady_s)
         return Request(path, tuple(sorted(options.items())), asks, at, reader.process == "once")
 
-    def _asked(self, reader: Reader, request: Request) -> list[Answer]:
+    def _take_answers(self, reader: Reader, request: Request) -> list[Answer]:
         if reader.process == "here":
             return self._here.ask(request)
         if reader.process == "late":
@@ -283,7 +283,7 @@ class _Machine:
         is_late = reader.process == "late"
         expected = content.answer(question)
         types = expected.types or next((e.types for e in reversed(self._before[question]) if e.types), {})
-        requested = self._wanted(expected, types, rng)
+        requested = self._choose_keys(expected, types, rng)
         keys = key_table(pa.schema([(name, types.get(name, pa.int64())) for name in question.keys]), requested)
         self._asked_types = list(keys.schema.types)
         single = rng.choice(requested)
@@ -297,7 +297,7 @@ class _Machine:
             asks = (("reload",), *asks)
         else:
             asks = tuple(rng.sample(asks, len(asks)))
-        answers = self._asked(reader, self._request(reader, question, asks))
+        answers = self._take_answers(reader, self._request(reader, question, asks))
         older = [] if is_late else self._before[question]
         changed = self._quiet is None or content.files != self._quiet.files
         for ask, answer in zip(asks, answers, strict=True):
@@ -327,11 +327,11 @@ class _Machine:
         keys = [tuple(row[name] for name in names) for row in expected.keyed[:3]] or [(None,) * len(names)]
         types = [(name, expected.types.get(name, pa.int64())) for name in names]
         asks = (("scan",), ("get_many", key_table(pa.schema(types), keys)))
-        for ask, answer in zip(asks, self._asked(reader, self._request(reader, question, asks)), strict=True):
+        for ask, answer in zip(asks, self._take_answers(reader, self._request(reader, question, asks)), strict=True):
             if answer.error != "VersionGoneError" or past.kept:
                 self._compare(reader, ask, answer, [expected], question, keys)
 
-    def _wanted(self, expected: Expected, types: Any, rng: random.Random) -> list[tuple[Any, ...]]:
+    def _choose_keys(self, expected: Expected, types: Any, rng: random.Random) -> list[tuple[Any, ...]]:
         """Keys to look up: some that exist, one that does not, and one that is null."""
         names = self._setup.keys
         present = [tuple(row[name] for name in names) for row in expected.keyed]

@@ -34,7 +34,7 @@ class Place:
         rng = random.Random(step.salt)
         if step.op == "become":
             self._remove()
-            self.table = self._made(step.args[0], step, rng)
+            self.table = self._make_table(step.args[0], step, rng)
         elif self.table is not None:
             self.table.take(step, rng)
 
@@ -47,7 +47,7 @@ class Place:
             self.table.close()
         self.table = None
 
-    def _made(self, kind: str, step: Step, rng: random.Random) -> Table:
+    def _make_table(self, kind: str, step: Step, rng: random.Random) -> Table:
         if kind == "iceberg":
             return Iceberg(self.ground, rng)
         if kind not in _WITH_ROWS:
