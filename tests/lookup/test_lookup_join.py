@@ -529,7 +529,7 @@ SEMI_JOIN = Stage(LookupSpec({}, pa.schema([("k0", pa.int64())]), pa.schema([]),
 
 
 @example(([(1, 2)], [Table(1, {(1,): [(3, 4), (5, 6)]}, None)], [SEMI_JOIN]), 6, 200)
-@fuzzed(300)
+@fuzzed(600)
 @given(chains(), st.integers(1, 6), st.integers(1, 200))
 def test_a_pass_is_its_joins(chain: tuple[list[Key], list[Table], list[Stage]], at_once: int, size: int) -> None:
     """Each row has the results of the joins in their order, however many are done at once; no row is looked up twice."""

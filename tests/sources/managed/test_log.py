@@ -325,6 +325,20 @@ def test_pages_and_their_trimming(place: Place, cache_dir: Path, monkeypatch: py
     assert writer.append(lambda state, nonce, at: Allocate(65, "t", "n", 0.0, 22, APPEND)).high_watermark == 22
 
 
+def test_an_append_that_an_overwrite_has_passed() -> None:
+    """Nobody would see its rows, so it may not be committed."""
+    events = history("t", 0)
+    events.append(Allocate(*make_head(2), 1, APPEND))
+    events.append(Allocate(*make_head(3), 2, WriteMode.OVERWRITE))
+    assert build_state(events).check_open(1).mode is APPEND
+    events.append(log.Write(*make_head(4), 2, ()))
+    events.append(log.Commit(*make_head(5), 2))
+    with pytest.raises(
+        errors.WriteConflictError, match=r"write 1 began before write 2, which has replaced the table's rows"
+    ):
+        build_state(events).check_open(1)
+
+
 def test_racing_hosts(place: Place, cache_dir: Path) -> None:
     """Of hosts that create a log one does; of two hosts' threads that append at once each position has one winner, none is left out."""
     hosts = [Process(place, cache_dir / name) for name in ("a", "a", "b", "b")]
