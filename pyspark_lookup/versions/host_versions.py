@@ -20,13 +20,13 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, Held, key_of
 from pyspark_lookup.storage.stores import SETTLED_AFTER_S
+from pyspark_lookup.storage.stores.lent import SILENT_FROM_S
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.file_columns import ColumnFiles
 from pyspark_lookup.versions.listed_columns import ListedColumns, files_from_json, files_to_json, open_columns
 from pyspark_lookup.versions.model import Table, TableVersion, VersionMetadata
 
 _LOCK_WAIT_S = 30.0
-_SILENT_FROM_S = 5.0  # a request without an answer that took less does not make others wait
 _READABLE_AT_MOST = 31
 _HELD_AT_MOST = 16
 _UNRECORDED = 0.1  # share of `lookup.busy-timeout` for which an unchanged version is not recorded again
@@ -425,7 +425,7 @@ class HostVersions:
             yield
         except CatalogUnavailableError:
             ended_s = self._context.clock.steady_s()
-            if shares_silence and ended_s - began_s >= _SILENT_FROM_S:
+            if shares_silence and ended_s - began_s >= SILENT_FROM_S:
                 silence = {"ended_s": ended_s, "boot": self._context.clock.boot}
                 self.attempt(lambda disk: disk.replace_record("silence", key_of(name), silence))
             raise

@@ -42,8 +42,8 @@ _SUSPECT_AFTER_S = (
 )
 
 
-_SILENT_FROM_S = 5.0  # a question without an answer that took so long, or longer, is not put again for a while:
-_SILENT_FOR_S = 60.0
+SILENT_FROM_S = 5.0  # a catalog that has given no answer for so long is silent: it is not asked again at once
+_SILENT_FOR_S = 60.0  # for so long a process does not ask again
 
 
 def renewed_after_s(lives_s: float, before_s: float, drawn: float) -> float:
@@ -209,7 +209,7 @@ class CredentialHolder:
         except CatalogUnavailableError:
             # Otherwise each thread and each query would wait for the silent catalog, one after the other.
             ended_s = self._clock.steady_s()
-            if ended_s - asked_s >= _SILENT_FROM_S:
+            if ended_s - asked_s >= SILENT_FROM_S:
                 self._silent_until_s = ended_s + _SILENT_FOR_S
             raise
         self._loan = loan = _Loan(credentials, asked_s, self._draw())

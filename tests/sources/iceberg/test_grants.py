@@ -717,24 +717,6 @@ def test_what_tells_a_principal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert catalog.find_principal() == catalog.find_principal()
 
 
-def test_a_principal_that_changes_during_a_question(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer lets the one read who was named in the question."""
-    names = ["alice"]
-    monkeypatch.setattr(Catalog, "find_principal", lambda catalog: [*names])
-    load = Catalog.load
-
-    def change(*arguments: Any, **options: Any) -> CatalogAnswer:
-        names[:] = ["bob"]
-        return load(*arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Catalog, "load", change)
-        assert world.process().ids(world.process().open("partial", **CACHED["partial"])) == [1, 2, 3]
-    world.catalog.grants.remove(("bob", "ns.table"))
-    bob = world.process("bob")
-    world.refused(errors.UfsPermissionError, "403", lambda: bob.ids(bob.open("partial", **CACHED["partial"])))
-
-
 def test_the_report(world: World, run: Run) -> None:
     """What the command line shows of the host has nothing of a credential."""
     alice = world.process()
