@@ -42,7 +42,11 @@ from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import DamagedFileError, SchemaError, UfsError, raise_ours
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
-from pyspark_lookup.scan.formats import Data, FileIndex, RangesFile, Unit
+from pyspark_lookup.options.groups import CsvOptions
+from pyspark_lookup.scan.formats import Data, FileFormat, FileIndex, RangesFile, Unit
+from pyspark_lookup.scan.formats.arrow_ipc import ArrowFormat
+from pyspark_lookup.scan.formats.parquet import ParquetFormat
+from pyspark_lookup.scan.formats.whole_file import WholeFileFormat
 from pyspark_lookup.storage.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.storage.stores import FileVersion, Range, StoredColumn
 from pyspark_lookup.versions.model import partition_value
@@ -66,6 +70,20 @@ _wide: dict[int, tuple[Sequence[StoredColumn], dict[str, StoredColumn]]] = {}
 The key is the id of a tuple of columns, because computing the tuple's hash would take as long as searching the tuple.
 """
 _HYPHENS = (8, 13, 18, 23)
+
+
+def open_format(
+    name: FileFormatName, block_size: int, csv: CsvOptions | None = None, declared: pa.Schema | None = None
+) -> FileFormat:
+    """The format with the name `name`. `declared`: the columns that the user declares; None: each file's own columns are read.
+
+    `block_size`: for a format whose files have no parts of their own (CSV, JSON, ORC), the size in bytes of the ranges that are read.
+    """
+    if name is FileFormatName.PARQUET:
+        return ParquetFormat()
+    if name is FileFormatName.ARROW:
+        return ArrowFormat()
+    return WholeFileFormat(name, block_size, csv or CsvOptions(), declared)
 
 
 def find_names(

@@ -53,7 +53,6 @@ from pyspark_lookup.scan.formats import (
     Inferred,
     Unit,
     join_inferred,
-    open_format,
 )
 from pyspark_lookup.scan.merged_files import MergedFiles, MergedIndex, SmallFiles, merge
 from pyspark_lookup.scan.open_file import (
@@ -66,6 +65,7 @@ from pyspark_lookup.scan.open_file import (
     in_rounds,
     is_missing,
     may_lack,
+    open_format,
     stats_as_planned,
     to_read,
     type_as_planned,

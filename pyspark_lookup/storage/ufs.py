@@ -108,7 +108,20 @@ class Ufs:
 
         Raises UfsNotFoundError if there is no such file, another UfsError if the store fails.
         """
-        return self._call(self._store.get_meta, path, self._count)
+        file = self._call(self._store.get_meta, path, self._count)
+        if file is None:
+            raise UfsNotFoundError(f"{redact('path', path)} does not exist")
+        return file
+
+    def find_meta(self, path: str) -> FileVersion | None:
+        """Like `get_meta`; None if there is no such file.
+
+        Logs are followed by asking for their next file, which is usually missing. On a local disk, that is cheaper without an error.
+        """
+        try:
+            return self._call(self._store.get_meta, path, self._count)
+        except UfsNotFoundError:
+            return None
 
     def list_status(self, path: str) -> Listing:
         """All files below a directory, in the order of their URLs (one call per directory or page).

@@ -569,7 +569,7 @@ FAULTS = [
         ("tests/spark/test_lookup_udf.py::test_keys_at_the_ends_of_their_types",)),
     # --- Delta tables
     Fault("a-recreated-delta-table-is-the-old-one", "sources/delta/log.py::DeltaLog._list_newer",
-        replace("$ufs.get_meta($last.url) == $last", "$ufs.get_meta($last.url)"),
+        replace("$ufs.find_meta($last.url) == $last", "$ufs.find_meta($last.url)"),
         ("tests/sources/delta/test_damage.py::test_a_table_that_was_made_anew",)),
     Fault("a-gap-in-a-delta-log-is-skipped", "sources/delta/log.py::DeltaLog._in_order",
         replace("$version != $number", "$version < $number"),

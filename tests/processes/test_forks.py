@@ -133,7 +133,7 @@ def fork_under_all_locks(home: Path, endpoint: str) -> None:
         with _explained_lock, _versions_lock:
             pass
         assert Schema(schema_id=1).highest_field_id == 0
-        with full_cache.draw_progress("a build", time.monotonic, interactive=True) as report:
+        with full_cache.draw_progress(lambda: "a build", time.monotonic, interactive=True) as report:
             report(1, 2)
         for table in tables.values():
             table.close()

@@ -27,9 +27,10 @@ from pyspark_lookup.columnar.types import cast_column, spark_type
 from pyspark_lookup.core.credentials import printable
 from pyspark_lookup.errors import DamagedFileError, OptionError, SchemaError
 from pyspark_lookup.options.enums import FileFormatName
-from pyspark_lookup.scan.formats import BATCH_ROWS, FileIndex, RangesFile, Unit, open_format
+from pyspark_lookup.scan.formats import BATCH_ROWS, FileIndex, RangesFile, Unit
 from pyspark_lookup.scan.formats.arrow_ipc import Table
 from pyspark_lookup.scan.formats.model import detect_format
+from pyspark_lookup.scan.open_file import open_format
 from pyspark_lookup.storage.stores import FileVersion, Range
 from tests.support.fuzzing import fuzzed, memory_at_most
 

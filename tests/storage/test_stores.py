@@ -117,9 +117,11 @@ def test_a_file_and_its_versions(place: Place) -> None:
     place.remove()
     with pytest.raises(errors.SourceChangedError, match="replaced or removed"):
         read_whole(store, tokens[-1])
-    for ask in (store.get_meta, store.get_status):
+    ufs = make_ufs(store)
+    assert ufs.find_meta(place.url) is None
+    for ask in (ufs.get_meta, ufs.get_status):
         with pytest.raises(errors.UfsNotFoundError, match=r"a\.parquet does not exist"):
-            ask(place.url, ignore)
+            ask(place.url)
     place.write(NEW)
     assert read_whole(store, store.get_meta(place.url, ignore)) == NEW
 

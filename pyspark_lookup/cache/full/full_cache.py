@@ -87,7 +87,7 @@ resets_in_child(_Bar)
 
 @contextlib.contextmanager
 def draw_progress(
-    label: str, now_s: Callable[[], float], interactive: bool | None = None
+    label: Callable[[], str], now_s: Callable[[], float], interactive: bool | None = None
 ) -> Iterator[Callable[[int, int], None]]:
     """Show the progress of a `with` block. The block gets a function, which it calls with (bytes done, bytes in total).
 
@@ -95,7 +95,7 @@ def draw_progress(
     was logged. A block of less than a second shows nothing.
     """
     if _is_interactive() if interactive is None else interactive:
-        with _Bar(desc=label, unit="B", unit_scale=True, delay=_BAR_AFTER_S, mininterval=0, leave=False) as bar:
+        with _Bar(desc=label(), unit="B", unit_scale=True, delay=_BAR_AFTER_S, mininterval=0, leave=False) as bar:
 
             def draw(done_bytes: int, total_bytes: int) -> None:
                 bar.total = total_bytes
@@ -112,7 +112,7 @@ def draw_progress(
             logged_s, has_logged = now_s(), True
             _progress_log.info(
                 "%s: %d %% of %d bytes after %.0f s",
-                label,
+                label(),
                 100 * done_bytes // max(total_bytes, 1),
                 total_bytes,
                 logged_s - started,
@@ -632,7 +632,7 @@ class FullCache:
         first_s = started_s if state.first_started_at_s is None else state.first_started_at_s
         state = dataclasses.replace(state, first_started_at_s=first_s, started_at_s=started_s, loading_since_s=None)
         try:
-            with draw_progress(f"loading {self._url}", clock.steady_s, watched) as report:
+            with draw_progress(lambda: f"loading {self._url}", clock.steady_s, watched) as report:
 
                 def tell(done_bytes: int, total: int) -> None:
                     self._stored.show_progress()

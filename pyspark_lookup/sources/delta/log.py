@@ -283,15 +283,11 @@ class DeltaLog:
             return self._in_order({number: commits[number] for number in newer_versions if number in commits}, version)
         if not self._ufs.lists_after:
             newer: list[FileVersion] = []
-            with contextlib.suppress(UfsNotFoundError):
-                while True:
-                    newer.append(self._ufs.get_meta(self._path(version + len(newer) + 1)))
+            while (commit := self._ufs.find_meta(self._path(version + len(newer) + 1))) is not None:
+                newer.append(commit)
             # The race: the table may be replaced between two requests. So the cached commit is requested last: if it is still there after
             # the new commits were found, they belong to the same table.
-            try:
-                return newer if self._ufs.get_meta(cached_log.last_file.url) == cached_log.last_file else None
-            except UfsNotFoundError:
-                return None
+            return newer if self._ufs.find_meta(cached_log.last_file.url) == cached_log.last_file else None
         commits = _find_commits(self._ufs.list_files(self._directory, f"{version:020}"))
         if commits.pop(version, None) != cached_log.last_file:
             return None

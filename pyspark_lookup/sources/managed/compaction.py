@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.errors import UfsError, UfsNotFoundError, WriteConflictError, redact_cause
-from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.sources.managed.conflicts import Rewriting, RowsByKey
 from pyspark_lookup.sources.managed.data_files import WriteSizes
 from pyspark_lookup.sources.managed.log import NotificationLog, TableState, TableWrite, WriteMode
@@ -80,7 +79,7 @@ class Compactor:
         self._rows = rows
         self._after = after
         self._sizes = sizes
-        self._url = redact("path", log.url)
+        self._redacted_path = log.redacted_path
 
     def compact(self) -> TableState:
         """Compact the writes that `choose` selects, in one commit. Returns the state after this commit; the current state if `choose` selects
@@ -102,7 +101,9 @@ class Compactor:
             self._compact(is_requested=False)
         except Exception as problem:
             _log.warning(
-                "compacting %s failed; another commit will try again", self._url, exc_info=redact_cause(problem)
+                "compacting %s failed; another commit will try again",
+                self._redacted_path,
+                exc_info=redact_cause(problem),
             )
 
     def _is_under_way(self, state: TableState) -> bool:
@@ -116,7 +117,7 @@ class Compactor:
             state = self._log.latest()
             if state is None:
                 raise UfsNotFoundError(
-                    f"{self._url} is not a managed table, so there is nothing to compact: check the path"
+                    f"{self._redacted_path} is not a managed table, so there is nothing to compact: check the path"
                 )
             if not choose(state, is_requested, self._sizes):
                 return state
@@ -133,7 +134,7 @@ class Compactor:
             since = self._log.cached_state()
             write_id = job.write_id
             if since is None or since.table_id != job.table_id or write_id is None:
-                raise WriteConflictError(f"{self._url} was dropped and recreated: compact it again")
+                raise WriteConflictError(f"{self._redacted_path} was dropped and recreated: compact it again")
             job = dataclasses.replace(job, definition=since.definition)  # others may have added columns meanwhile
             # A compaction replaces only writes that began before it.
             replaced_writes = [write for write in choose(since, is_requested, self._sizes) if write.id < write_id]
@@ -152,7 +153,7 @@ class Compactor:
             written_rows = self._rows.read_back(job.definition, new_files) if new_files else 0
             if written_rows != rows:
                 raise AssertionError(
-                    f"{self._url}: the compacted files have {written_rows} rows instead of {rows}, so nothing was compacted"
+                    f"{self._redacted_path}: the compacted files have {written_rows} rows instead of {rows}, so nothing was compacted"
                 )
         except BaseException:
             with contextlib.suppress(UfsError):  # the error itself says more
@@ -179,7 +180,7 @@ class Compactor:
         # A key may also be null because a predicate has deleted a row without a key.
         if since.rekeyed_at and any(deleted_rows.column(name).null_count for name in since.definition.keys):
             raise WriteConflictError(
-                f"{self._url}: the key columns have changed since some rows were replaced, and the deletes of these rows cannot be "
+                f"{self._redacted_path}: the key columns have changed since some rows were replaced, and the deletes of these rows cannot be "
                 "compacted: overwrite the table with its own rows, or restore the former keys, compact, and change the keys again"
             )
         return deleted_rows

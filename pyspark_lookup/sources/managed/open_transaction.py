@@ -22,7 +22,6 @@ from pyspark_lookup.errors import (
     WriteConflictError,
     raise_ours,
 )
-from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.sources.managed.conflicts import Both, ByKey, NewKeys, RowsByKey
 from pyspark_lookup.sources.managed.data_files import Job, conform
 from pyspark_lookup.sources.managed.log import DataFile, NotificationLog, TableState, WriteMode
@@ -79,14 +78,14 @@ class OpenWrites:
         valid_ids, state, current = self.valid_write_ids(), self._since, self._log.cached_state()
         if valid_ids is None or state is None or current is None or current.table_id != valid_ids.table:
             raise WriteConflictError(
-                f"{redact('path', self._log.url)} was dropped, or dropped and recreated, since the transaction began: begin another transaction"
+                f"{self._log.redacted_path} was dropped, or dropped and recreated, since the transaction began: begin another transaction"
             )
         own_write_id = None if self._job is None else self._write_id
         if own_write_id is not None:
             write = current.writes.get(own_write_id)
             if write is None or write.ended_at is not None:
                 raise WriteConflictError(
-                    f"{redact('path', self._log.url)}: others have aborted the transaction's write {own_write_id}: begin another transaction"
+                    f"{self._log.redacted_path}: others have aborted the transaction's write {own_write_id}: begin another transaction"
                 )
             state = state.with_open_write(write)
         table = dataclasses.replace(self._table, pinned=str(valid_ids), own_write_id=own_write_id)
@@ -163,7 +162,7 @@ class OpenWrites:
                 self._base, self._since = ValidWriteIdList(self._job.table_id, 0), self._log.cached_state()
             if self._base.table != self._job.table_id:
                 raise WriteConflictError(
-                    f"{redact('path', self._log.url)} was dropped and recreated since the transaction began: begin another transaction"
+                    f"{self._log.redacted_path} was dropped and recreated since the transaction began: begin another transaction"
                 )
             table = dataclasses.replace(self._table, own_write_id=self._write_id)
             self._keyed = ByKey(self._rows, table, None, self._job.directory)
@@ -218,7 +217,7 @@ class OpenWrites:
         if self._unknown_reason is not None:
             raise_ours(
                 UfsUnavailableError(
-                    f"the transaction on {redact('path', self._log.url)} has failed, and nothing of it will be committed: "
+                    f"the transaction on {self._log.redacted_path} has failed, and nothing of it will be committed: "
                     f"{self._unknown_reason}; begin another transaction"
                 ),
                 cause,

@@ -63,7 +63,7 @@ def vacuum_if_due(ufs: Ufs, log: NotificationLog, nonce: str) -> None:
         if put_at_s is None or now_s is None or abs(now_s - put_at_s) >= between_s:
             vacuum(ufs, log, nonce, after_s, force=False, unasked=True)
     except PysparkLookupError as problem:
-        _log.warning("%s was not vacuumed: %s", redact("path", log.url), problem)
+        _log.warning("%s was not vacuumed: %s", log.redacted_path, problem)
 
 
 def vacuum(
@@ -80,7 +80,7 @@ def vacuum(
             f"argument older_than = {older_than_s:g} s: give at least {properties.KEPT_S:g} s, because queries and writes under way may "
             "need the files; if nothing reads or writes the table meanwhile, force=True allows any time from 0 on"
         )
-    where = redact("path", log.url)
+    where = log.redacted_path
     state = log.latest()
     if state is None:
         raise UfsNotFoundError(f"{where} is not a managed table, so there is nothing to vacuum: check the path")

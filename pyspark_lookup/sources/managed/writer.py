@@ -178,7 +178,7 @@ class Aborts:
         self._log = log
         self._context = context
         self._timeout_s = timeout_s
-        self._url = redact("path", log.url)
+        self._redacted_path = log.redacted_path
         self.hearts = Heartbeats(ufs, context, log.url, timeout_s)
 
     def abort(
@@ -211,7 +211,7 @@ class Aborts:
                 return state
             if write.committed:
                 # The commit is in the log, but its answer was lost.
-                _log.warning("write %d of %s is committed: not aborted", write_id, self._url)
+                _log.warning("write %d of %s is committed: not aborted", write_id, self._redacted_path)
                 return state
         self.remove(job, files, state)
         return state
@@ -256,7 +256,7 @@ class Aborts:
             _log.warning(
                 "aborting write %d of %s: its writer has shown no sign of life for lookup.write.timeout",
                 write_id,
-                self._url,
+                self._redacted_path,
             )
             self.abort(job, (), f"no sign of life for {self._timeout_s:g} s")
         return bool(dead)
@@ -277,7 +277,7 @@ def append_unseen(
 
 def nothing_written(log: NotificationLog, problem: CommitUnknownError) -> UfsUnavailableError:
     """The error for a write of which no row has become visible."""
-    return UfsUnavailableError(f"nothing was written to {redact('path', log.url)}: {problem.__cause__ or problem}")
+    return UfsUnavailableError(f"nothing was written to {log.redacted_path}: {problem.__cause__ or problem}")
 
 
 def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:
@@ -342,7 +342,7 @@ class TableWriter:
         self._context = context
         self._aborts = Aborts(ufs, log, context, options.kind(WriteOptions).timeout_s)
         self.abort, self.discard = self._aborts.abort, self._aborts.discard
-        self._url = redact("path", log.url)
+        self._redacted_path = log.redacted_path
 
     # --- the driver's side ------------------------------------------------------------------------
 
@@ -364,7 +364,7 @@ class TableWriter:
             write_ids: list[int] = []
 
             def allocate(state: TableState, nonce: str, at_s: float) -> Event:
-                extend_definition(state, schema, self._options, mode.by_key, self._url)
+                extend_definition(state, schema, self._options, mode.by_key, self._redacted_path)
                 write_ids[:] = [state.high_watermark + 1]
                 nonces[:] = [nonce]
                 return Allocate(state.position + 1, state.table_id, nonce, at_s, write_ids[0], mode)
@@ -372,7 +372,7 @@ class TableWriter:
             state = append_unseen(self._log, allocate, after=latest_state)
             write_id = write_ids[0]
             name = write_directory(write_id)
-        definition = extend_definition(state, schema, self._options, mode.by_key, self._url)
+        definition = extend_definition(state, schema, self._options, mode.by_key, self._redacted_path)
         return Job(
             state.table_id, write_id, mode, name, definition, self._context.clock.steady_s(), nonces[0], kept_columns
         )
@@ -382,21 +382,25 @@ class TableWriter:
 
         Raises SchemaError if the options do not allow rows without these columns.
         """
-        return find_kept_columns(definition, schema, self._options, self._url) if mode is WriteMode.UPSERT else ()
+        return (
+            find_kept_columns(definition, schema, self._options, self._redacted_path)
+            if mode is WriteMode.UPSERT
+            else ()
+        )
 
     def create(self, schema: pa.Schema) -> None:
         """Create the table without rows, unless it exists. Raises SchemaError if it exists with other columns or keys."""
         definition = (self._log.latest() or self._create(schema)).definition
-        requested = define(schema, self._options.files.keys or definition.keys, self._url)
+        requested = define(schema, self._options.files.keys or definition.keys, self._redacted_path)
         if definition.schema != requested.schema or definition.keys != requested.keys:
             raise SchemaError(
-                f"{self._url} is a table with the columns {columns_ddl(definition.schema)} and the keys {', '.join(definition.keys) or '(none)'}, "
+                f"{self._redacted_path} is a table with the columns {columns_ddl(definition.schema)} and the keys {', '.join(definition.keys) or '(none)'}, "
                 f"not with {columns_ddl(requested.schema)} and {', '.join(requested.keys) or '(none)'}: leave lookup.schema, lookup.keys and lookup.create-if-not-exists out"
             )
 
     def _create(self, schema: pa.Schema) -> TableState:
         check_place(self._ufs, self._log.url, self._enclosing)
-        definition = define(schema, self._options.files.keys or (), self._url)
+        definition = define(schema, self._options.files.keys or (), self._redacted_path)
         table_id = f"{self._context.rng.getrandbits(128):032x}"
         try:
             created_state = self._log.create(
@@ -406,7 +410,9 @@ class TableWriter:
             raise_ours(nothing_written(self._log, problem), problem)
         state = created_state or self._log.latest()
         if state is None:
-            raise UfsNotFoundError(f"{self._url}: the table was removed while it was being created: write again")
+            raise UfsNotFoundError(
+                f"{self._redacted_path}: the table was removed while it was being created: write again"
+            )
         return state
 
     def effect(self, job: Job, files: Sequence[DataFile]) -> Effect:
@@ -463,7 +469,7 @@ class TableWriter:
                 "old batch ids because the query restarted from an old checkpoint, give it a new checkpoint directory",
                 batch.id,
                 batch.query,
-                self._url,
+                self._redacted_path,
             )
             self._aborts.remove(job, files, state)
             return None
@@ -519,7 +525,7 @@ class TableWriter:
         while True:
             if state is None:
                 raise UfsNotFoundError(
-                    f"{self._url} is not (or no longer) a managed table: its log is empty or gone: check the path, or write again, which creates a new table"
+                    f"{self._redacted_path} is not (or no longer) a managed table: its log is empty or gone: check the path, or write again, which creates a new table"
                 )
             definition = self._check(state, job, write_id, effect)
             rows = effect.look(state, definition)
@@ -556,7 +562,7 @@ class TableWriter:
             definition = self._check(state, job, write_id, effect)
             if batch is not None and state.is_committed(batch):
                 raise WriteConflictError(
-                    f"{self._url}: another writer has committed batch {batch.id} of query {batch.query}, so this one has written nothing: do not write the batch again"
+                    f"{self._redacted_path}: another writer has committed batch {batch.id} of query {batch.query}, so this one has written nothing: do not write the batch again"
                 )
             if effect.is_due(state):
                 return None  # the write must look into newer commits first
@@ -588,22 +594,28 @@ class TableWriter:
         """The table's definition after a commit of the job. Raises the error that makes the commit impossible."""
         self._check_same(state, job)
         if write_id in state.writes and own_write(state, job) is None:
-            raise WriteConflictError(f"{self._url} was restored from a copy since this write began: write again")
+            raise WriteConflictError(
+                f"{self._redacted_path} was restored from a copy since this write began: write again"
+            )
         try:
             state.check_open(write_id)
         except WriteConflictError as problem:
-            raise WriteConflictError(f"{self._url}: {problem}") from None
+            raise WriteConflictError(f"{self._redacted_path}: {problem}") from None
         if not isinstance(effect, Independent) and state.definition.keys != job.definition.keys:
-            raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
+            raise WriteConflictError(
+                f"{self._redacted_path} was given other key columns since this write began: write again"
+            )
         effect.check(state)
-        definition = match_definition(state.definition, job.definition.schema, True, self._url)
+        definition = match_definition(state.definition, job.definition.schema, True, self._redacted_path)
         if definition.schema != state.definition.schema and not self._options.kind(WriteOptions).merge_schema:
-            raise WriteConflictError(f"{self._url}: another write has changed the columns: write again")
+            raise WriteConflictError(f"{self._redacted_path}: another write has changed the columns: write again")
         return definition
 
     def _check_same(self, state: TableState, job: Job) -> None:
         if state.table_id != job.table_id:
-            raise WriteConflictError(f"{self._url} was dropped and recreated since this write began: write again")
+            raise WriteConflictError(
+                f"{self._redacted_path} was dropped and recreated since this write began: write again"
+            )
 
     def cast_key_table(self, keys: pa.Table) -> pa.Table:
         """The keys, cast to the types of the table's key columns.
@@ -612,11 +624,13 @@ class TableWriter:
         """
         state = self._log.latest()
         if state is None:
-            raise UfsNotFoundError(f"{self._url} is not a managed table, so nothing can be deleted: check the path")
+            raise UfsNotFoundError(
+                f"{self._redacted_path} is not a managed table, so nothing can be deleted: check the path"
+            )
         fields = [state.definition.schema.field(name) for name in state.definition.keys]
         if not fields:
             raise OptionError(
-                f"{self._url} has no key columns, so nothing can be deleted by key: name them with LookupTable.alter(keys=…)"
+                f"{self._redacted_path} has no key columns, so nothing can be deleted by key: name them with LookupTable.alter(keys=…)"
             )
         return pa.Table.from_arrays(cast_keys(keys, fields), names=[field.name for field in fields])
 
@@ -641,7 +655,9 @@ class TableWriter:
         """
         state = self._log.latest()
         if state is None:
-            raise UfsNotFoundError(f"{self._url} is not a managed table, so nothing can be deleted: check the path")
+            raise UfsNotFoundError(
+                f"{self._redacted_path} is not a managed table, so nothing can be deleted: check the path"
+            )
         parse_where(where, state.definition.schema)
         job = self.begin(state.definition.schema, WriteMode.DELETE_WHERE)
         committed_state = self.commit(job, (), effect=self.deletion_where(where))
@@ -656,7 +672,9 @@ class TableWriter:
         """
 
         def alter_definition(definition: Definition) -> Definition:
-            new_definition = definition if columns is None else match_definition(definition, columns, True, self._url)
+            new_definition = (
+                definition if columns is None else match_definition(definition, columns, True, self._redacted_path)
+            )
             key_names = (
                 definition.keys if keys is None else tuple(resolve_names(keys, new_definition.schema, "lookup.keys"))
             )
@@ -703,10 +721,16 @@ class TableWriter:
         """The job, extended so that it can also take rows with these columns. Raises the errors of `begin`."""
         state = self._log.cached_state()
         if state is None or state.table_id != job.table_id:
-            raise WriteConflictError(f"{self._url} was dropped and recreated since this write began: write again")
-        if extend_definition(state, schema, self._options, by_key, self._url).keys != job.definition.keys:
-            raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
-        definition = match_definition(job.definition, schema, self._options.kind(WriteOptions).merge_schema, self._url)
+            raise WriteConflictError(
+                f"{self._redacted_path} was dropped and recreated since this write began: write again"
+            )
+        if extend_definition(state, schema, self._options, by_key, self._redacted_path).keys != job.definition.keys:
+            raise WriteConflictError(
+                f"{self._redacted_path} was given other key columns since this write began: write again"
+            )
+        definition = match_definition(
+            job.definition, schema, self._options.kind(WriteOptions).merge_schema, self._redacted_path
+        )
         return dataclasses.replace(job, definition=definition)
 
     def put_files(self, job: Job, files: Sequence[DataFile], rows: pa.Table | None) -> None:

@@ -360,7 +360,7 @@ class LentStore:
             refusal,
         )
 
-    def get_meta(self, path: str, count: Count) -> FileVersion:
+    def get_meta(self, path: str, count: Count) -> FileVersion | None:
         return self._call(path, lambda store: store.get_meta(path, count))
 
     def list_status(self, path: str, count: Count) -> Listing:

@@ -115,14 +115,13 @@ class LocalStore:
         numbers = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
         return _to_version(f"file://{path}", self._now_s(), *numbers)
 
-    def get_meta(self, path: str, count: Count) -> FileVersion:
+    def get_meta(self, path: str, count: Count) -> FileVersion | None:
         count("head")
         local = self._path(path)
         try:
             status = os.stat(local)
         except (FileNotFoundError, NotADirectoryError):
-            # Logs are followed by asking for their next file, which is usually missing. So this error is made here, without a look at its cause.
-            raise UfsNotFoundError(f"{redact('path', path)} does not exist") from None
+            return None
         if not stat.S_ISREG(status.st_mode):
             kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
             raise UfsNotFoundError(f"{redact('path', path)} is {kind}, not a file")
@@ -213,7 +212,10 @@ class LocalStore:
             return Listing(self.url_of(root), (), frozenset(logs))
         if os.path.isdir(root):
             return self.list_status(path, count)
-        return self.get_meta(path, count)
+        file = self.get_meta(path, count)
+        if file is None:
+            raise UfsNotFoundError(f"{redact('path', path)} does not exist")
+        return file
 
     @contextlib.contextmanager
     def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:

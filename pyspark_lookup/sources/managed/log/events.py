@@ -29,7 +29,7 @@ from pyspark_lookup.core.decoding import (
     is_encodable,
     show,
 )
-from pyspark_lookup.errors import DamagedFileError, NotSupportedError, UfsNotFoundError
+from pyspark_lookup.errors import DamagedFileError, NotSupportedError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.storage.stores import LOG_DIRECTORY, FileVersion
 from pyspark_lookup.storage.ufs import Ufs
@@ -345,9 +345,9 @@ class EventFiles:
     def path(self, position: int) -> str:
         return self.event_path(self.url, position)
 
-    def get_meta(self, position: int) -> FileVersion:
-        """The file of the event at a position, from the store. Raises UfsNotFoundError if there is no such event."""
-        return self._ufs.get_meta(self.path(position))
+    def find_meta(self, position: int) -> FileVersion | None:
+        """The file of the event at a position, from the store; None if there is no such event."""
+        return self._ufs.find_meta(self.path(position))
 
     def list_following(self, position: int, at_most: int | None = None) -> list[tuple[int, FileVersion]]:
         """(position, file) of each event after a position, in order. One LIST."""
@@ -371,7 +371,8 @@ class EventFiles:
         following: list[FileVersion] = []
         while files:
             next_position = position + len(following) + 1
-            file = files.pop(next_position, None) or self._find_missed(next_position)
+            # The race: a listing of a local directory in which somebody puts two files may show only the later one.
+            file = files.pop(next_position, None) or self.find_meta(next_position)
             if file is None:
                 break
             following.append(file)
@@ -386,16 +387,6 @@ class EventFiles:
                     "restore the missing file, or drop the table, which loses its rows"
                 )
         return events
-
-    def _find_missed(self, position: int) -> FileVersion | None:
-        """The file of an event that is missing in a listing although the listing has a later event; None if the file does not exist.
-
-        The race: a listing of a local directory in which somebody puts two files may show only the later one.
-        """
-        try:
-            return self.get_meta(position)
-        except UfsNotFoundError:
-            return None
 
     def delete(self, positions: Sequence[int]) -> None:
         """Remove events, in the order of their positions.

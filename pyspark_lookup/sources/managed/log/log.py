@@ -371,10 +371,8 @@ class LogPages:
 
     def begin(self, state: TableState) -> int:
         """The position before the first change that the log still has."""
-        if state.since:
-            with contextlib.suppress(UfsNotFoundError):
-                self._events.get_meta(2)
-                return 0
+        if state.since and self._events.find_meta(2) is not None:
+            return 0
         ends = self._checkpoints.page_ends(state.page) if state.since else []
         return min([state.since, *(end - state.page for end in ends)])
 
@@ -437,10 +435,9 @@ class LogPages:
             end = next_end - state.page
             if end >= state.oldest or end > state.since:
                 break
-            with contextlib.suppress(UfsNotFoundError):  # another process began to trim this page and died
-                put_at_s = self._events.get_meta(end).modified_at_s
-                if put_at_s is None or put_at_s > until_s:
-                    break
+            event = self._events.find_meta(end)  # None: another process began to trim this page and died
+            if event is not None and (event.modified_at_s is None or event.modified_at_s > until_s):
+                break
             last_end = end
         files = self._events.list_following(1, at_most=last_end) if last_end else []
         positions = [position for position, _ in files if position <= last_end]
@@ -484,9 +481,10 @@ class NotificationLog:
         self._ufs = ufs
         self._context = context
         self.url = url
+        self.redacted_path = redact("path", url)
         self._events = EventFiles(ufs, url)
         self._checkpoints = Checkpoints(ufs, url)
-        self.pages = LogPages(self._events, self._checkpoints, redact("path", url))
+        self.pages = LogPages(self._events, self._checkpoints, self.redacted_path)
         self._key = key_of("log", ufs.scope, url)
         self._lock = threading.Lock()
         self._cached_log: _CachedLog | None = None
@@ -548,21 +546,22 @@ class NotificationLog:
     def _read_following(self, state: TableState) -> list[tuple[FileVersion, Event]]:
         """(file, event) of each event after a state."""
         files: list[FileVersion] = []
-        with contextlib.suppress(UfsNotFoundError):
-            for ahead in range(1, 2 if self._ufs.lists_after else _PROBED):
-                files.append(self._events.get_meta(state.position + ahead))
-            return self._events.read_following(state.position, state.table_id)
-        return self._events.read(files)
+        for ahead in range(1, 2 if self._ufs.lists_after else _PROBED):
+            file = self._events.find_meta(state.position + ahead)
+            if file is None:
+                return self._events.read(files)
+            files.append(file)
+        return self._events.read_following(state.position, state.table_id)
 
     def _is_same(self, state: TableState, cached_file: FileVersion | None) -> FileVersion | None:
         """The file of the state's last event, if the store still has that event; otherwise None."""
+        file = self._events.find_meta(state.position)
+        if file is None or file == cached_file:
+            return file
         try:
-            file = self._events.get_meta(state.position)
-            if file == cached_file:
-                return file
             # A copied table has other files with the same contents.
             ((_, event),) = self._events.read([file])
-        except (UfsNotFoundError, SourceChangedError):
+        except SourceChangedError:
             return None
         return file if event.nonce == state.nonce else None
 
@@ -587,7 +586,7 @@ class NotificationLog:
             state = state.advance(event for _, event in events[1:])
         except DamagedFileError as problem:
             raise DamagedFileError(
-                f"{redact('path', self.url)}: {problem}: restore its file, or drop the table, which loses its rows"
+                f"{self.redacted_path}: {problem}: restore its file, or drop the table, which loses its rows"
             ) from None
         self._keep(state, None, events[-1][0])
         return state
@@ -624,9 +623,8 @@ class NotificationLog:
         last_file = cached_log.last_file if cached_log is not None and cached_log.state.position == position else None
         if last_file is not None and last_file.modified_at_s is not None:
             return last_file.modified_at_s
-        try:
-            file = self._events.get_meta(position)
-        except UfsNotFoundError:
+        file = self._events.find_meta(position)
+        if file is None:
             return None
         if file.modified_at_s is None:
             raise UfsError(
@@ -745,7 +743,7 @@ class NotificationLog:
             state, after = after or self.latest(), None
             if state is None:
                 raise UfsNotFoundError(
-                    f"{redact('path', self.url)} is not (or no longer) a managed table: its log is empty or gone; check the path"
+                    f"{self.redacted_path} is not (or no longer) a managed table: its log is empty or gone; check the path"
                 )
             event = make(state, self._nonce(), self._context.clock.wall_s())
             if event is None:
@@ -765,13 +763,12 @@ class NotificationLog:
                 if self._checkpoints.put_if_due(state):
                     self._trim(state, file)
                 return state
-        redacted_path = redact("path", self.url)
         if in_vain >= _IN_VAIN:
             raise UfsUnavailableError(
-                f"{redacted_path}: the store says that event {lost_at} of the log exists, but does not return it: try again later"
+                f"{self.redacted_path}: the store says that event {lost_at} of the log exists, but does not return it: try again later"
             )
         raise UfsUnavailableError(
-            f"{redacted_path}: other writers were faster {_RACES} times in a row: try again later"
+            f"{self.redacted_path}: other writers were faster {_RACES} times in a row: try again later"
         )
 
     def _trim(self, state: TableState, last_file: FileVersion) -> None:
@@ -781,7 +778,8 @@ class NotificationLog:
         """
         # The commit has succeeded: an error here must not make its writer repeat it.
         with contextlib.suppress(PysparkLookupError):
-            put_at_s = last_file.modified_at_s or self._events.get_meta(state.position).modified_at_s
+            event = last_file if last_file.modified_at_s else self._events.find_meta(state.position)
+            put_at_s = None if event is None else event.modified_at_s
             if put_at_s is not None:
                 upkeep = properties.parse_properties(state.definition.properties)
                 kept_s = (upkeep.vacuum_after_s or properties.KEPT_S) + upkeep.log_retention_s
@@ -799,7 +797,7 @@ class NotificationLog:
 
     def _unknown_error(self, event: Event, problem: Exception) -> CommitUnknownError:
         return CommitUnknownError(
-            f"it is unknown whether event {event.position} ({event.kind}) is in the log of {redact('path', self.url)}: {problem.__cause__ or problem}. "
+            f"it is unknown whether event {event.position} ({event.kind}) is in the log of {self.redacted_path}: {problem.__cause__ or problem}. "
             f"It is if {redact('path', self._events.path(event.position))} contains {event.nonce}: look there before writing again"
         )
 
