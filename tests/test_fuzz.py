@@ -262,7 +262,7 @@ def log_files(path: Path) -> list[Path]:
 
 
 @given(data=st.data(), known=st.booleans(), sound=st.booleans())
-@fuzzed(48)
+@fuzzed(32)
 def test_a_damaged_log_is_told(data: st.DataObject, known: bool, sound: bool) -> None:
     """Whatever became of a file of a table's log, or of hidden rows: the right rows or an error of ours; sound ones may say something else."""
     with copied(world("log", "none").path) as path:

@@ -115,7 +115,9 @@ class Soak:
         watch = Watch(self.cluster, self.workers.running["application"].pid, self.directories)
         chaos = Chaos(self)
         start_s, sample_at = time.monotonic(), 0.0
-        while (now_s := time.monotonic()) < start_s + seconds or (chaos.left and now_s < start_s + 2 * seconds):
+        while (now_s := time.monotonic()) < start_s + seconds or (
+            chaos.pending_kinds and now_s < start_s + 2 * seconds
+        ):
             time.sleep(0.1)
             self.workers.check_alive()
             self._follow()

@@ -97,7 +97,7 @@ def test_changes_between_two_versions(site: Site) -> None:
     positions += [table.write(rows(7), "overwrite"), table.alter("more INT"), table.write(rows(8))]
     times = {row["version"]: row["committed_at"] for row in table.versions()}
     feed = open_feed(site)
-    for first, last in itertools.combinations_with_replacement([1, *positions], 2):
+    for first, last in [*itertools.pairwise([1, *positions]), *((at, positions[-1]) for at in positions[::3])]:
         events = read_changes(site, changes_from=str(first), changes_to=str(last))
         expected = feed.between(first - 1, last)
         assert sorted(events, key=repr) == sorted(expected, key=repr)
