@@ -17,7 +17,7 @@ import shutil
 import statistics
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,28 +134,33 @@ def write(df: DataFrame) -> None:
     df.write.format("noop").mode("overwrite").save()
 
 
-def constant_rows(batches: Iterator[Any]) -> Iterator[Any]:
-    """Answer each row of a batch with a list of one constant row: the least that a lookup by a UDF costs."""
+def by_constant(df: DataFrame, keys: Sequence[str] = ("k",)) -> DataFrame:
+    """Join `df` with one constant row of a table for each key: the least that lookups by a UDF cost.
+
+    Like a lookup, the UDF gets a version of two numbers for each table beside the keys.
+    """
+    names = [f"t{table}_{name}" for table in range(len(keys)) for name in COLUMNS] if len(keys) > 1 else COLUMNS
     ids = np.arange(65_536)
-    columns = [np.char.add("customer-", ids.astype(str)), np.repeat(["retail", "public"], len(ids) // 2), ids * 0.5]
-    rows = pa.StructArray.from_arrays([pa.array(column) for column in columns], COLUMNS)
-    offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32))
-    answers = pa.ListArray.from_arrays(offsets, rows, type=pa.list_(pa.field("element", rows.type)))
-    for keys, *_ in batches:
-        yield answers[: len(keys)] if features.ARROW_UDFS else arrow_series(answers[: len(keys)])
+    table = [np.char.add("customer-", ids.astype(str)), np.repeat(["retail", "public"], len(ids) // 2), ids * 0.5]
 
+    def constant_rows(batches: Iterator[Any]) -> Iterator[Any]:
+        rows = pa.StructArray.from_arrays([pa.array(column) for column in table] * len(keys), names)
+        offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32))
+        answers = pa.ListArray.from_arrays(offsets, rows, type=pa.list_(pa.field("element", rows.type)))
+        for first_keys, *_ in batches:
+            yield answers[: len(first_keys)] if features.ARROW_UDFS else arrow_series(answers[: len(first_keys)])
 
-def by_constant(df: DataFrame) -> DataFrame:
-    """Join `df` with the answers of `constant_rows`. Like a lookup, it gets a version of two numbers beside the key."""
-    row = StructType([StructField(n, k()) for n, k in zip(COLUMNS, (StringType, StringType, DoubleType), strict=True)])
+    kinds = [StringType(), StringType(), DoubleType()] * len(keys)
+    fields = [StructField(name, kind) for name, kind in zip(names, kinds, strict=True)]
     if features.ARROW_UDFS:
         kind = features.PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF
-        function = features.arrow_udf(constant_rows, ArrayType(row), kind)
+        function = features.arrow_udf(constant_rows, ArrayType(StructType(fields)), kind)
     else:
-        function = pandas_function(constant_rows, list(row), many=True)
-    version = df.sparkSession.range(1).selectExpr("id AS digest", "id AS place")
+        function = pandas_function(constant_rows, fields, many=True)
+    versions = [f"{part}{table}" for table in range(len(keys)) for part in ("digest", "place")]
+    version = df.sparkSession.range(1).selectExpr(*(f"id AS {name}" for name in versions))
     rows = df.crossJoin(sf.broadcast(version))
-    return rows.select("*", sf.inline_outer(function("k", "digest", "place"))).drop("digest", "place")
+    return rows.select("*", sf.inline_outer(function(*keys, *versions))).drop(*versions)
 
 
 def make_facts(spark: SparkSession, rows: int, keys: int) -> DataFrame:

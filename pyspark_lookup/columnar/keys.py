@@ -273,9 +273,14 @@ def cast_keys(table: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
     """A column as one array, with dictionary codes replaced by their values."""
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = array.chunk(0) if array.num_chunks == 1 else pa.concat_arrays(array.chunks)
+    if column.num_chunks == 1:
+        array = column.chunk(0)
+        if 2 * array.nbytes < array.get_total_buffer_size():
+            array = pa.concat_arrays([array])  # a copy, because a part keeps the memory of the whole array
+    else:
+        array = column.combine_chunks()
+        if isinstance(array, pa.ChunkedArray):
+            array = pa.concat_arrays(array.chunks)
     return without_dictionary(array) if pa.types.is_dictionary(array.type) else array
 
 

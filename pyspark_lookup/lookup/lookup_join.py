@@ -317,6 +317,10 @@ class Lookup:
         return self._engine
 
     @property
+    def cache_mode(self) -> CacheMode:
+        return self._options.cache.mode
+
+    @property
     def place(self) -> str:
         """What errors call the table."""
         return self._options.place
@@ -589,7 +593,7 @@ class _Results:
 
     def fits(self, size: int) -> bool:
         """Whether all results together take at most about `size` bytes. This is cheap to compute if no row of a lookup is repeated."""
-        if all(places is None for _, places in self.matches):
+        if self.rows is None or all(places is None for _, places in self.matches):
             return sum(int(column.nbytes) for columns, _ in self.matches for column in columns) <= size
         return bool(self.bytes.sum() <= size)
 
@@ -604,7 +608,13 @@ class _Results:
     def column(self, lookup: int, number: int) -> pa.Array:
         """A column of a lookup, repeated for each result."""
         columns, places = self.matches[lookup]
-        return columns[number] if places is None else _take(columns[number], places)
+        return columns[number] if places is None else columns[number].take(_indices(places))
+
+    def all_columns(self) -> Iterator[pa.Array]:
+        """The columns of all lookups, in order, repeated for each result."""
+        for columns, places in self.matches:
+            indices = None if places is None else _indices(places)
+            yield from columns if indices is None else (column.take(indices) for column in columns)
 
     def extend(self, selection: Numbers | None, columns: list[pa.Array], places: Numbers | None) -> _Results:
         """The results with the numbers `selection`, in this order (None: all results), with the columns of one more lookup.
@@ -655,6 +665,11 @@ class LookupPass:
     def engines(self) -> list[Engine]:
         """What this process has open for the table of each lookup."""
         return [lookup.engine for lookup in self._lookups]
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all lookups are in full caches."""
+        return all(lookup.cache_mode is CacheMode.FULL for lookup in self._lookups)
 
     @property
     def type(self) -> pa.DataType:
@@ -718,11 +733,7 @@ class LookupPass:
 
     def _shape(self, arguments: Sequence[pa.Array], results: _Results) -> pa.Array:
         fields, count, rows = self._fields, results.count, results.last - results.first
-        columns = [
-            results.column(n, m)
-            for n, (lookup_columns, _) in enumerate(results.matches)
-            for m in range(len(lookup_columns))
-        ]
+        columns = list(results.all_columns())
         if len(columns) < len(fields):
             columns.append(pc.fill_null(pa.nulls(count, pa.bool_()), True))
         structs = pa.StructArray.from_arrays(columns, fields=fields)
@@ -852,9 +863,10 @@ _JOINS: Mapping[str, Callable[[int, LookupRows], _Joined]] = {
 }
 
 
-def _take(column: pa.Array, places: Numbers) -> pa.Array:
+def _indices(places: Numbers) -> pa.Array:
+    """Positions as the indices for a take; null in place of -1."""
     absent = places < 0
-    return column.take(pa.array(places, mask=absent) if absent.any() else as_indices(places))
+    return pa.array(places, mask=absent) if absent.any() else as_indices(places)
 
 
 @functools.lru_cache(maxsize=64)

@@ -22,6 +22,7 @@ from tests.support.spark_tables import (
     MODES,
     Calls,
     catalog_options,
+    conf,
     each_batch,
     events,
     made_files,
@@ -111,7 +112,8 @@ def test_generated_chains(
         with UDFS[rng.choice([*UDFS])]():
             actual = by_lookups(df, files, steps)
         assert passes(actual, capsys) == 1
-        assert_same(actual, by_joins(df, files, steps), f"{seed}: {steps}")
+        with conf(spark, "spark.sql.execution.arrow.maxRecordsPerBatch", rng.choice(["3", "10000"])):
+            assert_same(actual, by_joins(df, files, steps), f"{seed}: {steps}")
     stream = by_lookups(spark.readStream.schema(df.schema).parquet(files["facts"]), files, steps)
     with running(stream, "generated") as query:
         query.processAllAvailable()

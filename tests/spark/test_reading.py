@@ -1,6 +1,7 @@
-"""What a worker does when a task begins, so that the next ones begin sooner."""
+"""What a worker does when a task begins, so that the next ones begin sooner, and how it joins the batches of a lookup."""
 
 import importlib.util
+import itertools
 import sys
 import zipfile
 import zipimport
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
-from pyspark_lookup.spark.reading import prepare_worker
+from pyspark_lookup.spark.reading import join_batches, prepare_worker
 from tests.support.spark_tables import run_script
 
 _FROZEN = """
@@ -29,6 +32,28 @@ print("IMPORTED", len({*sys.modules} - modules), "COLLECTABLE", len(gc.get_objec
 def test_what_a_first_array_imports_is_exempt_from_collections(tmp_path: Path) -> None:
     """pyarrow then imports pandas: a quarter of all objects of a worker, which Spark's daemon would go through after each task."""
     assert run_script(tmp_path, _FROZEN) == ["IMPORTED 0 COLLECTABLE True"]
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(0, 40), st.sampled_from([0, 100, 1000]))
+def test_joined_batches(sizes: list[int], rows_at_once: int, bytes_at_once: int) -> None:
+    """All rows, in order, in batches within their limits; none is read long before it is needed."""
+    numbers, rows_read, rows_joined, joined = itertools.count(), 0, 0, []
+
+    def make_batches() -> Iterator[tuple[pa.Array, pa.Array]]:
+        nonlocal rows_read
+        for size in sizes:
+            rows_read += size
+            ids = list(itertools.islice(numbers, size))
+            yield pa.array(ids, pa.int64()), pa.array(map(str, ids), pa.string())
+
+    for (ids, texts), largest in join_batches(make_batches(), rows_at_once, bytes_at_once):
+        assert len(ids) == len(texts) and largest <= 9
+        assert len(ids) <= largest or len(ids) < min(rows_joined, rows_at_once) + largest
+        assert len(ids) <= largest or ids.nbytes + texts.nbytes <= bytes_at_once
+        assert rows_read <= rows_joined + min(rows_joined, rows_at_once) + 2 * 9
+        rows_joined += len(ids)
+        joined += zip(ids.to_pylist(), texts.to_pylist(), strict=True)
+    assert joined == [(number, str(number)) for number in range(sum(sizes))]
 
 
 @pytest.mark.spark
