@@ -581,7 +581,7 @@ FAULTS = [
         ("tests/sources/delta/test_calls.py::test_vectors_and_rewritten_files",)),
     Fault("a-vector-is-of-any-checksum", "columnar/roaring.py::checked_blob",
         replace("zlib.crc32($vector) != $crc", "False and zlib.crc32($vector) != $crc"),
-        ("tests/sources/delta/test_damage.py::test_harm_is_told", "tests/sources/delta/test_fuzz.py::test_a_damaged_vector")),
+        ("tests/sources/delta/test_damage.py::test_harm_is_told", "tests/sources/delta/test_fuzz.py::test_damage[hurt_vector]")),
     Fault("a-vector-has-no-offset", "sources/delta/source.py::DeletionVector.place",
         replace("self.offset", "1"), ("tests/sources/delta/test_calls.py::test_vectors_that_share_a_file",)),
     Fault("an-unknown-feature-is-read", "sources/delta/state.py::DeltaState.check",

@@ -123,7 +123,6 @@ def test_columns_that_are_lost(
     for _ in range(2):
         reader = opened(table.path, cache, keys="id")
         assert reader.get(12) == [row(12, "ü/ %")]
-        assert scan_rows(reader) == table.rows()
         table.append(row(15))
         assert scan_rows(reader) == table.rows()
         lose(path for pattern in patterns for path in cache.glob(f"**/{pattern}"))
@@ -134,12 +133,13 @@ def test_columns_follow_the_table(kind: Kind, table: LargeTable, cache: Path, re
     """Files come and go, a version is pinned, and the columns are made anew: the older ones go in time."""
     reader = opened(table.path, cache, keys="id")
     version, before = table.version(), scan_rows(reader)
-    for step in range(5):
+    for step in range(4):
         table.change(step)
-        assert scan_rows(reader) == table.rows()
+        expected = table.rows()
+        assert scan_rows(reader) == expected
         restart()
         reader = opened(table.path, cache, keys="id")
-        assert scan_rows(reader) == table.rows()
+        assert scan_rows(reader) == expected
     assert scan_rows(opened(table.path, cache, version=version)) == before
     assert len(snapshot_files(cache, kind.prefix)) <= kind.most
 

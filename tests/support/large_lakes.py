@@ -14,7 +14,7 @@ from tests.support.delta_tables import by_deltalake
 from tests.support.fakes import wait_until_settled
 from tests.support.iceberg_writing import IcebergTable
 
-FILES = 16
+FILES = 13
 Row = dict[str, Any]
 
 

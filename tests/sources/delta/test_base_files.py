@@ -49,6 +49,7 @@ def test_an_earlier_version_leaves_nothing_on_the_disk(
 def test_statistics_in_many_parts_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of files that are gone are dropped, those of small parts are written again, and each file keeps its own."""
     monkeypatch.setattr(base_files, "_PARTS_AT_MOST", 4)
+    monkeypatch.setattr(base_files, "_GROUP_ROWS", 16)
     builder = BaseBuilder(None, "t")
     rng, serial = random.Random(0), itertools.count()
 
@@ -58,7 +59,7 @@ def test_statistics_in_many_parts_become_one(monkeypatch: pytest.MonkeyPatch) ->
             Add(f"{rng.random()}-{n}", (("p", str(n % 3)),), n + 1, n, f'{{"numRecords": {n}}}', None) for n in numbers
         ]
 
-    files = {add.path: add for add in make_files(1000)}
+    files = {add.path: add for add in make_files(100)}
     for add in files.values():
         builder.add_file(add)
     base = builder.finish()
@@ -66,7 +67,7 @@ def test_statistics_in_many_parts_become_one(monkeypatch: pytest.MonkeyPatch) ->
         removed_rows = sorted(rng.sample(range(base.rows), base.rows // 3))
         for row in removed_rows:
             del files[base.key(row)[0]]
-        added = make_files(600 if step == 6 else 40)
+        added = make_files(60 if step == 6 else 8)
         files |= {add.path: add for add in added}
         sums = DataFiles({add.key: add for add in added}, base, frozenset(removed_rows)).sums
         base = base.next_base(np.array(removed_rows), added)

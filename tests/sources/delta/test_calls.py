@@ -1,5 +1,6 @@
 """What a Delta table costs at the store: nothing new, a commit, deleted rows, rewritten files; and a host that has never seen it."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from pyspark_lookup import LookupTable
 from tests.support.delta_tables import give_vectors, replay_files, write_vector, write_vectors
+from tests.support.fuzzing import by_day
 from tests.support.lake_tables import MODES, counting
 from tests.support.s3server import Mirror, S3Server
 
@@ -29,7 +31,7 @@ class Remote(Mirror):
         self.send()
 
 
-@pytest.fixture(params=["disk", "s3"])
+@pytest.fixture(params=by_day(["disk", "s3"], 2))
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
     remote = Remote(tmp_path, request.getfixturevalue("s3") if request.param == "s3" else None)
     configuration = {"delta.enableDeletionVectors": "true"}
@@ -46,7 +48,7 @@ def unchanged(remote: Remote) -> tuple[int, int, int]:
     return (0, 1, 0) if remote.url.startswith("s3:") else (2, 0, 0)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("remote", "mode"), by_day(itertools.product(["disk", "s3"], MODES), 2), indirect=["remote"])
 def test_what_is_new(remote: Remote, mode: str) -> None:
     table = remote.open(mode)
     assert table.get_many([3, 100]).num_rows == 2
