@@ -11,8 +11,9 @@ import gc
 import os
 import re
 import sys
+import time
 import zipimport
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 from pyspark import SparkFiles, TaskContext
@@ -33,6 +34,7 @@ _HEAP = re.compile("([0-9]+)([kmgt]?)b?")
 _LARGEST_ARRAY = 2**31 - 16  # the most bytes that an array can have in the JVM
 _ROWS_AT_ONCE = 65_536  # of these rows, a full cache is asked for the keys in one step
 _BYTES_AT_ONCE = 32 * 2**20
+_SLOW_S = 0.1
 
 
 def read(
@@ -200,26 +202,33 @@ class Resolve:
 
 
 def join_batches(
-    batches: Iterable[Sequence[pa.Array]], rows_at_once: int, bytes_at_once: int = _BYTES_AT_ONCE
+    batches: Iterable[Sequence[pa.Array]],
+    rows_at_once: int,
+    bytes_at_once: int = _BYTES_AT_ONCE,
+    now_s: Callable[[], float] = time.monotonic,
 ) -> Iterator[tuple[Sequence[pa.Array], int]]:
     """(the columns of successive batches, joined; the number of rows of the largest of these batches).
 
     A lookup has a fixed cost for each call, which is a third of its time for 10,000 keys. So batches are looked up together: as many rows as
     were looked up before, up to about `rows_at_once`. A query with a LIMIT, which ends its workers early, so never looks up more than twice the
-    rows that it needs. Joined batches have at most `bytes_at_once` bytes.
+    rows that it needs. Joined batches have at most `bytes_at_once` bytes. A batch that took more than 0.1 s to arrive is not kept waiting for
+    another one: its rows may come from a slow stream.
     """
     parts: list[Sequence[pa.Array]] = []
     rows = size = largest = rows_before = 0
+    asked_s = now_s()
     for batch in batches:
+        is_slow = now_s() - asked_s > _SLOW_S
         batch_bytes = sum(column.nbytes for column in batch)
         if parts and size + batch_bytes > bytes_at_once:
             yield _concat(parts), largest
             rows_before, parts, rows, size, largest = rows_before + rows, [], 0, 0, 0
         parts.append(batch)
         rows, size, largest = rows + len(batch[0]), size + batch_bytes, max(largest, len(batch[0]))
-        if rows >= min(rows_before, rows_at_once):
+        if is_slow or rows >= min(rows_before, rows_at_once):
             yield _concat(parts), largest
             rows_before, parts, rows, size, largest = rows_before + rows, [], 0, 0, 0
+        asked_s = now_s()
     if parts:
         yield _concat(parts), largest
 

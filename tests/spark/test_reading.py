@@ -16,6 +16,7 @@ from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
 from pyspark_lookup.spark.reading import join_batches, prepare_worker
+from tests.support.fakes import FakeClock
 from tests.support.spark_tables import run_script
 
 _FROZEN = """
@@ -34,26 +35,32 @@ def test_what_a_first_array_imports_is_exempt_from_collections(tmp_path: Path) -
     assert run_script(tmp_path, _FROZEN) == ["IMPORTED 0 COLLECTABLE True"]
 
 
-@given(st.lists(st.integers(0, 9)), st.integers(0, 40), st.sampled_from([0, 100, 1000]))
-def test_joined_batches(sizes: list[int], rows_at_once: int, bytes_at_once: int) -> None:
-    """All rows, in order, in batches within their limits; none is read long before it is needed."""
-    numbers, rows_read, rows_joined, joined = itertools.count(), 0, 0, []
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0.0, 0.01, 0.2]))),
+    st.integers(0, 40),
+    st.sampled_from([0, 100, 1000]),
+)
+def test_joined_batches(sizes: list[tuple[int, float]], rows_at_once: int, bytes_at_once: int) -> None:
+    """All rows, in order, in batches within their limits; none is read long before it is needed, and a slow one waits for no other."""
+    numbers, rows_read, rows_joined, joined, clock, slow = itertools.count(), 0, 0, [], FakeClock(), False
 
     def make_batches() -> Iterator[tuple[pa.Array, pa.Array]]:
-        nonlocal rows_read
-        for size in sizes:
-            rows_read += size
+        nonlocal rows_read, slow
+        for size, seconds in sizes:
+            assert not slow or rows_joined == rows_read
+            rows_read, slow = rows_read + size, seconds > 0.1
+            clock.tick(seconds)
             ids = list(itertools.islice(numbers, size))
             yield pa.array(ids, pa.int64()), pa.array(map(str, ids), pa.string())
 
-    for (ids, texts), largest in join_batches(make_batches(), rows_at_once, bytes_at_once):
+    for (ids, texts), largest in join_batches(make_batches(), rows_at_once, bytes_at_once, lambda: clock.steady_s):
         assert len(ids) == len(texts) and largest <= 9
         assert len(ids) <= largest or len(ids) < min(rows_joined, rows_at_once) + largest
         assert len(ids) <= largest or ids.nbytes + texts.nbytes <= bytes_at_once
         assert rows_read <= rows_joined + min(rows_joined, rows_at_once) + 2 * 9
         rows_joined += len(ids)
         joined += zip(ids.to_pylist(), texts.to_pylist(), strict=True)
-    assert joined == [(number, str(number)) for number in range(sum(sizes))]
+    assert joined == [(number, str(number)) for number in range(rows_read)]
 
 
 @pytest.mark.spark
