@@ -39,9 +39,8 @@ class Edit:
         """All places in a tree that match `old`."""
         return list(_places(_parse(self.old), tree))
 
-    def apply(self, tree: ast.AST) -> None:
-        """Edit the only place in a tree."""
-        (place,) = self.places(tree)
+    def apply(self, place: Place) -> None:
+        """Edit a place."""
         new = [_Substitution(place.names).visit(node) for node in _parse(self.new)]
         siblings = getattr(place.owner, place.field)
         if not isinstance(siblings, list):
@@ -83,12 +82,15 @@ def _parse(pattern: str) -> list[ast.AST]:
 
 
 def _places(pattern: list[ast.AST], tree: ast.AST) -> Iterator[Place]:
+    kinds = (ast.AST,) if _placeholder(pattern[0]) else (type(pattern[0]), ast.Expr)
     for owner in ast.walk(tree):
         if isinstance(owner, ast.Expr):
             continue  # found as the statement that it is
         for field, child in ast.iter_fields(owner):
             siblings = child if isinstance(child, list) else [child]
             for first in range(len(siblings) - len(pattern) + 1):
+                if not isinstance(siblings[first], kinds):
+                    continue  # as most are: faster than `_matches`
                 names: dict[str, Any] = {}
                 if all(_matches(*pair, names) for pair in zip(pattern, siblings[first:], strict=False)):
                     yield Place(owner, field, first, names)

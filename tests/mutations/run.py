@@ -65,13 +65,13 @@ def run_tests(checkout: Path, tests: Sequence[str], limit_s: float | None) -> Ou
 def find_place(fault: Fault, checkout: Path) -> str | None:
     """What is wrong with the place of a fault in the package; None if it is there once."""
     module = checkout / PACKAGE / fault.module
-    definition = find_definition(_tree(module), fault.definition) if module.exists() else None
+    definition = find_definition(parse(module), fault.definition) if module.exists() else None
     count = 0 if definition is None else len(fault.edit.places(definition))
     return None if count == 1 else f"{fault.name}: {fault.edit.old!r} is {count} times in {fault.place}, not once"
 
 
 @functools.cache
-def _tree(module: Path) -> ast.Module:
+def parse(module: Path) -> ast.Module:
     return ast.parse(module.read_text(encoding="utf-8"))
 
 
@@ -81,7 +81,8 @@ def apply_fault(fault: Fault, checkout: Path) -> None:
     tree = ast.parse(module.read_text(encoding="utf-8"))
     definition = find_definition(tree, fault.definition)
     assert definition is not None
-    fault.edit.apply(definition)
+    (place,) = fault.edit.places(definition)
+    fault.edit.apply(place)
     module.write_text(ast.unparse(tree), encoding="utf-8")
 
 
