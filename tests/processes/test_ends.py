@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup.lookup.lookup_table import LookupTable
+from tests.support.fuzzing import by_day
 from tests.support.workers import BOUND_S
 
 OPTIONS = {
@@ -82,7 +83,7 @@ ENDS = {"returns": "", "closes": "table.close()", "exits": "sys.exit(3)"}
 
 
 @pytest.mark.parametrize(
-    ("work", "end"), [(MERGING, "returns"), (MERGING, "exits"), (LOADING, "closes"), (LOADING, "exits")]
+    ("work", "end"), by_day([(MERGING, "returns"), (MERGING, "exits"), (LOADING, "exits"), (LOADING, "closes")], 2)
 )
 def test_a_process_ends_while_a_thread_works(home: Path, work: str, end: str) -> None:
     """Its exit code is its own, nothing is said, and what was half done is neither there nor on record as a failure."""

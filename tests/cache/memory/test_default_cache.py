@@ -93,7 +93,7 @@ def test_many_threads(bounds: dict[str, int] | None, switching: None, tmp_path: 
     """From any number of threads no key gets rows of another, and hits and misses add up; None: on disk."""
     cache: LookupCache = make_disk_cache(tmp_path / "c") if bounds is None else make_cache(**bounds)
     cache, metrics = opened(cache)
-    turns, workers = (8, 3) if bounds is None else (150, 6)
+    turns, workers = (8, 3) if bounds is None else (80, 6)
     reads = [0] * workers
 
     def number_rows(keys: list[int]) -> list[Row]:

@@ -132,7 +132,7 @@ BOTH_EXPIRIES = dataclasses.replace(NONE, expire_after_access_s=4.5, expire_afte
 @pytest.mark.parametrize(
     "bounds", [*BOUNDED, BOTH_EXPIRIES], ids=["none", "rows", "bytes", "access", "write", "some", "both"]
 )
-@fuzzed(40)
+@fuzzed(28)
 @given(steps=st.lists(st.one_of(*STEPS), min_size=8, max_size=40))
 def test_nothing_is_lost_before_its_time(bounds: Bounds, steps: list[tuple[Any, ...]]) -> None:
     """An answer is what the table has, or a miss; that only where a key has changed or expired, to the moment, or room is bounded."""

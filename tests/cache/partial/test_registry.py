@@ -254,7 +254,7 @@ def rows_by_key(files: Mapping[str, Sequence[Any]], numbers: Mapping[str, int]) 
 
 
 @pytest.mark.parametrize("kind", VALUES, ids=str)
-@fuzzed(20)
+@fuzzed(12)
 @given(data=st.data())
 def test_what_cannot_differ_does_not(kind: pa.DataType, data: st.DataObject) -> None:
     """A key that cannot differ has the same rows in both versions; one can if a file that only one of them has may hold it."""
