@@ -247,10 +247,35 @@ PAGES = [
 ]
 
 
+BY_DAY = [page.values[0] for page in PAGES if not page.marks]
+RUN_EACH = (
+    "import runpy, sys\nfor path in sys.argv[1:]: runpy.run_path(path, run_name='__main__'); print('--- end of page')"
+)
+
+
+@pytest.fixture(scope="module")
+def everyday_output(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the pages of the day print, by name: all run in one process, for the sake of its imports."""
+    home = tmp_path_factory.mktemp("pages")
+    for path in BY_DAY:
+        (home / path.name).write_text(blocks(TEXTS[path.name], "python"), encoding="utf-8")
+        assert "```sh" not in TEXTS[path.name]
+    command = [sys.executable, "-c", RUN_EACH, *(path.name for path in BY_DAY)]
+    ran = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=home, capture_output=True, text=True, check=False, timeout=200
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    outputs = ran.stdout.split("--- end of page\n")
+    return {path.name: output for path, output in zip(BY_DAY, outputs, strict=False)}
+
+
 @pytest.mark.parametrize("path", PAGES)
-def test_pages_run(path: Path, tmp_path: Path) -> None:
+def test_pages_run(path: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """The blocks of each page run as they stand, and print what the page says that they print."""
-    output = pasted(TEXTS[path.name], tmp_path)
+    if path in BY_DAY:
+        output = request.getfixturevalue("everyday_output")[path.name]
+    else:
+        output = pasted(TEXTS[path.name], tmp_path)
     for pattern, expected in EXPECTED_OUTPUT.get(path.name, {}).items():
         assert re.findall(pattern, output, re.MULTILINE)[: len(expected)] == expected
     if path.name not in EXPECTED_OUTPUT:

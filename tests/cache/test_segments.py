@@ -247,7 +247,7 @@ in_every_way = pytest.mark.parametrize("way", WAYS)
 
 
 @pytest.mark.parametrize(
-    ("way", "wide"), by_day([*((way, False) for way in WAYS), *((way, True) for way in reversed(WAYS))], 2)
+    ("way", "wide"), by_day([*((way, False) for way in WAYS), *((way, True) for way in reversed(WAYS))], 3)
 )
 def test_text_beyond_32_bits(monkeypatch: pytest.MonkeyPatch, workshop: Workshop, way: str, wide: bool) -> None:
     """Of more text than 32-bit offsets reach, what is read is the text that was given."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from pyspark_lookup.lookup.lookup_table import LookupTable
@@ -56,7 +57,7 @@ def test_a_build_within_its_memory(tmp_path: Path) -> None:
     (tmp_path / "table").mkdir()
     for file in range(4):
         ids = np.arange(file, 4 * rows, 4) * 1_000_003
-        names = pa.array(np.char.add("name of customer ", ids.astype(str)))
+        names = pc.binary_join_element_wise("name of customer", pa.array(ids).cast(pa.string()), " ")
         table = pa.table({"id": ids, "price": np.random.default_rng(file).random(rows), "name": names})
         write_file(tmp_path / "table" / f"{file}.parquet", table, 50_000)
     growths = {}

@@ -305,7 +305,7 @@ APART = {
 
 @pytest.mark.parametrize("how", APART)
 def test_a_table_and_the_cache_lie_apart(tmp_path: Path, how: str) -> None:
-    """A cache directory in a table, and a table in one, are refused, and nothing is made. What only looks alike is fine."""
+    """A cache directory in a table, and a table in one, are refused, and nothing is made."""
     (tmp_path / "t").mkdir(mode=0o700)
     (tmp_path / "other").mkdir()
     (tmp_path / "link").symlink_to("t")
@@ -318,6 +318,11 @@ def test_a_table_and_the_cache_lie_apart(tmp_path: Path, how: str) -> None:
         with pytest.raises(OptionError, match=r"lies in the (table|cache directory) .*lookup\.cache\.dir"):
             ask()
     assert read_tree(tmp_path) == before
+
+
+def test_a_cache_beside_the_table(tmp_path: Path) -> None:
+    """Names that begin alike, and the parents of a file or of a glob's files, keep them apart."""
+    write_parquet(tmp_path / "t" / "a.parquet", id=[1])
     for path, cache in (("t", "t2"), ("t", "u/t"), ("t/a.parquet", "t/c"), ("t/*.parquet", "t/cache")):
         beside = LookupTable(str(tmp_path / path), {"lookup.cache.dir": str(tmp_path / cache)})
         assert beside.scan().num_rows == beside.scan().num_rows == 1
