@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyspark_lookup.columnar.networks import Addresses, parse_addresses, parse_networks
+from tests.support.fuzzing import fuzzed
 
 _MAPPED = 0xFFFF << 32
 _ipv4, _ipv6 = (st.integers(0, 2**bits - 1) for bits in (32, 128))
@@ -76,6 +77,7 @@ def test_addresses_of_numbers_and_bytes() -> None:
 _SUFFIXES = ["", "/0", "/8", "/32", "/96", "/104", "/33", "/128", "/129", "/", "/x", "/0008", "/-1", "/ 8"]
 
 
+@fuzzed(160)
 @given(st.lists(st.none() | st.tuples(_TEXTS, st.sampled_from(_SUFFIXES)).map("".join), max_size=8))
 @example(["::ffff:0:0/96", "::ffff:10.0.0.0/104", "::ffff:10.0.0.0/8"])
 def test_networks_of_text(texts: list[str | None]) -> None:

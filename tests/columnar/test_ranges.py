@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pyspark_lookup.columnar import ranges as ranges_module
 from pyspark_lookup.columnar.ranges import NONE, Pick, RangeIndex, Ranges, Stabbing
+from tests.support.fuzzing import fuzzed
 
 _TEXT = st.text("a\0b", max_size=2) | st.sampled_from(["aaaaaaaa", "aaaaaaaa\0", "aaaaaaaab", "a" * 16, "a" * 17, "é"])
 _KINDS: dict[pa.DataType, st.SearchStrategy[Any]] = {
@@ -116,6 +117,7 @@ def test_ranges_are_found(case: Case, pick: Pick, at_once: int) -> None:
             assert winners[number] == last[-1]
 
 
+@fuzzed(160)
 @given(
     st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 9)), max_size=12), st.lists(st.integers(-10, 20), max_size=8)
 )
@@ -139,6 +141,7 @@ def test_the_narrowest_wins(rows: list[tuple[int, int]], values: list[int]) -> N
 _WORDS = st.text("ab\0", max_size=3) | st.sampled_from(["a" * 9, "a" * 9 + "b"])
 
 
+@fuzzed(160)
 @given(
     st.sampled_from([pa.string(), pa.binary()]),
     st.lists(st.none() | _WORDS | st.just("\xff"), max_size=8),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyspark_lookup.core.write_ids import NO_OPEN_WRITE_ID, RangeResponse, ValidWriteIdList
 from tests.support.fuzzing import MORE
 
-HISTORIES = 20_000 * MORE
+HISTORIES = 5_000 * MORE
 
 
 @st.composite
