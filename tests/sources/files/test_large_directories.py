@@ -239,18 +239,9 @@ def test_listings_compare_as_objects_do(
     assert TableVersion("t", later).digest == TableVersion("t", other_files).digest
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["a.parquet", "b.PARQUET"],
-        ["a.csv.gz", "b.csv.bz2"],
-        ["a.csv", "b"],
-        ["a.gz", "c.csv.gz"],
-        ["parquet", "a.parquet"],
-    ],
-)
-def test_the_format_is_found_as_from_objects(names: list[str]) -> None:
-    files = tuple(FileVersion(f"s3://b/{name}", 1, "x") for name in names)
+@pytest.mark.parametrize("names", ["a.parquet b.PARQUET", "a.csv.gz b.csv.bz2", "a.csv b", "a.gz c.csv.gz", "parquet a.parquet"])  # fmt: skip
+def test_the_format_is_found_as_from_objects(names: str) -> None:
+    files = tuple(FileVersion(f"s3://b/{name}", 1, "x") for name in names.split())
     answers: list[object] = []
     for collection in (files, to_column_files(ListedFiles.from_files(files), "s3://b", None)):
         try:

@@ -174,7 +174,7 @@ BY_NIGHT = [
 ]
 
 
-@pytest.mark.parametrize(("operation", "stride"), [("append", 7), *BY_NIGHT])
+@pytest.mark.parametrize(("operation", "stride"), [("append", 11), *BY_NIGHT])
 def test_a_link_that_comes_at_any_step(site: Site, tmp_path: Path, operation: str, stride: int) -> None:
     """A link to a private directory takes the place of a write's between any two steps of it: nothing gets there, nor goes from there."""
     private = tmp_path / "private"
