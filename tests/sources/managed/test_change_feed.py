@@ -66,21 +66,6 @@ def test_kinds_of_changes(site: Site) -> None:
     assert format_changes(list_changes(site, where="id = 3 AND _change_type = 'delete'")) == "3b-"
 
 
-@pytest.mark.parametrize("later", [0, 8])
-def test_what_an_overwrite_has_replaced_was_vacuumed(site: Site, later: int) -> None:
-    """Its own files are there, those that it has taken away are not: an error that says so, also once that is pages ago in the log."""
-    site.resize(log_page=4)
-    table = site.created(OFF)
-    first = table.write(rows(1))
-    second = table.write(rows(2), "overwrite")
-    table.vacuum("0 s", force=True)
-    for number in range(later):
-        table.alter(properties={"n": str(number)})
-    with pytest.raises(VersionGoneError, match="vacuumed before they were read"):
-        list_changes(site, after=first)
-    assert list_changes(site, after=second) == []
-
-
 def read_changes(site: Site, **more: str) -> list[dict[str, Any]]:
     """The changes between two versions, read at once."""
     options = {f"lookup.{name.replace('_', '-')}": text for name, text in more.items()}

@@ -16,7 +16,7 @@ def list_rows(table: LookupTable) -> str:
     return " ".join(sorted(f"{row['id']}{row['name']}" for row in table.scan().to_pylist()))
 
 
-@pytest.mark.parametrize("keys", ["id", "name", None])
+@pytest.mark.parametrize("keys", ["name", None])
 def test_rows_of_which_it_is_true(site: Site, keys: str | None) -> None:
     """Not those of which it is null. Readers of each kind, changes, older versions and compactions have it so; without such rows no commit."""
     site.resize(row_group_rows=(1, 1), row_group_bytes=1)
