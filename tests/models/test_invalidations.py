@@ -16,7 +16,7 @@ from tests.support.fakes import FakeClock
 from tests.support.fuzzing import seeds
 from tests.support.partial_cache import ROWS, Source, Worker, unknown
 
-_HISTORIES = 3
+_HISTORIES = 4
 _STEPS = 40
 _KEYS = range(2)
 
