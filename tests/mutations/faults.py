@@ -632,7 +632,7 @@ FAULTS = [
             "bisect.bisect_left($deletes, -1, key=$key)"),
         ("tests/sources/iceberg/test_catalog.py::test_a_file_that_is_added_again",)),
     Fault("equality-deletes-concern-all-partitions", "sources/iceberg/files.py::IcebergFiles.is_global",
-        replace("all($void)", "True"), ("tests/sources/iceberg/test_catalog.py::test_many_upserts[1-none]",)),
+        replace("all($void)", "True"), ("tests/sources/iceberg/test_catalog.py::test_many_upserts[1-partial]",)),
     Fault("null-is-not-null", "scan/equality.py::comparable_values",
         replace("[$value, $column.is_null()]", "[$value]"),
         ("tests/sources/iceberg/test_catalog.py::test_many_upserts[0-none]",)),

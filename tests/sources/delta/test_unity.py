@@ -28,6 +28,7 @@ from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure
 from pyspark_lookup.sources.delta.unity import UnityCatalog, UnityLender
 from pyspark_lookup.sources.registry import parse_options
 from tests.support.fakes import FakeClock
+from tests.support.fuzzing import by_day
 from tests.support.lake_tables import MODES, counting
 from tests.support.s3server import Mirror, S3Server
 from tests.support.short_credentials import ShortCredentials
@@ -57,7 +58,7 @@ class Lake:
         self.catalog = UnityServer(self.store.lend)
         self.clock = FakeClock(time.time())
         self.errors: list[str] = []
-        self._objects: dict[str, dict[str, bytes]] = {}  # the objects of each bucket
+        self._mirrors: dict[str, Mirror] = {}
         # The process's own credentials are not those of the tests' client.
         for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
             patch.setenv(f"AWS_{name}", "of-this-process")
@@ -71,25 +72,17 @@ class Lake:
         self.runtime = runtime = Runtime(self.clock.host(), random.Random())
         self.patch.setattr(api, "runtime", lambda: runtime)
 
-    def write(self, directory: str, data: pa.Table) -> Mirror:
+    def write(self, directory: str, data: pa.Table) -> None:
         """Append rows to the table in a directory."""
-        mirror = Mirror(self.home / directory, f"unity-{self.home.name}-{directory}", None)
-        write_deltalake(str(mirror.local), data, mode="append")
-        return self.send(directory)
+        write_deltalake(str(self.home / directory), data, mode="append")
+        self.send(directory)
 
     def send(self, directory: str) -> Mirror:
-        bucket = f"u-{directory}-{self.home.name}".replace("_", "-").lower()[-60:].strip("-")
-        if bucket not in self._objects:
-            self.s3.client.create_bucket(Bucket=bucket)
-        mirror = Mirror(self.home / directory, "", None)
-        objects = self._objects.setdefault(bucket, {})
-        for path in sorted(mirror.local.rglob("*")):
-            key = f"table/{path.relative_to(mirror.local)}"
-            if path.is_file() and objects.get(key) != (data := path.read_bytes()):
-                self.s3.client.put_object(Bucket=bucket, Key=key, Body=data)
-                objects[key] = data
-        mirror.url = f"s3://{bucket}/table"
-        return mirror
+        if directory not in self._mirrors:
+            bucket = f"u-{directory}-{self.home.name}"
+            self._mirrors[directory] = Mirror(self.home / directory, bucket, self.s3)
+        self._mirrors[directory].send()
+        return self._mirrors[directory]
 
     def create(self, directory: str, *readers: str, **info: Any) -> Table:
         """Name the table in a directory in the catalog; it has the rows 0 and 1 unless it has been written before."""
@@ -135,7 +128,7 @@ def ids(table: LookupTable) -> list[int]:
     return sorted(table.scan().column("id").to_pylist())
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", by_day(["full", "none", "partial"], 2))
 def test_a_table_is_read_by_its_name(lake: Lake, mode: str) -> None:
     """A query asks the catalog once, and the store once whether there is a new commit. Credentials are lent to each process once."""
     lake.create("a")
@@ -210,13 +203,12 @@ def test_a_managed_table_is_refused_by_its_path(lake: Lake) -> None:
         LookupTable(str(lake.home / "m"), {"lookup.keys": "id"}).scan()
 
 
-@pytest.mark.parametrize("source", ["UFS", "CACHE"])
+@pytest.mark.parametrize("source", by_day(["CACHE", "UFS"], 2))
 def test_another_table_under_the_name(lake: Lake, source: str) -> None:
     """A table that was dropped and created is another one: at another place, and at the same place with another log, or with the same."""
     every = {} if source == "UFS" else {"metadata_source": "CACHE", "metadata_sync-interval": "1 s"}
-    lake.write("a", rows(0))
-    lake.write("b", rows(10))
     lake.create("a")
+    lake.write("b", rows(10))
     table = lake.table("partial", **every)
     assert table.get_many([0, 10]).num_rows == 1
     lake.create("b")
@@ -386,22 +378,18 @@ def test_a_function_gives_credentials(lake: Lake) -> None:
     assert ids(table) == [0, 1]
     lake.catalog.tokens["token-of-ann-2"] = lake.catalog.tokens.pop("token-of-ann-1")
     lake.refused(UfsPermissionError, "with this token, which is wrong or has expired", table)
-    logins["token"] = "token-of-ann-2"
-    try:
-        assert ids(table) == [0, 1]
-    finally:
-        logins["token"] = "token-of-ann-1"
+    lake.patch.setitem(logins, "token", "token-of-ann-2")
+    assert ids(table) == [0, 1]
 
 
-def test_a_process_that_has_come_to_ask_for_another_principal(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_has_come_to_ask_for_another_principal(lake: Lake) -> None:
     """What the catalog says to the second one is no leave for processes that still ask for the first."""
     lake.create("a", "ann", "bob")
-    monkeypatch.setitem(logins, "token", "token-of-ann-1")
     table = lake.table("partial", credentials=f"{__name__}:of_catalog", **CACHED)
     assert table.get(1)
     lake.catalog.readers[NAME].remove("ann")
     del lake.catalog.tokens["token-of-ann-1"]
-    monkeypatch.setitem(logins, "token", "token-of-bob-1")
+    lake.patch.setitem(logins, "token", "token-of-bob-1")
     lake.clock.tick(301)
     assert table.get(1)
     lake.start("ann")
@@ -409,27 +397,23 @@ def test_a_process_that_has_come_to_ask_for_another_principal(lake: Lake, monkey
         lake.table("partial", **CACHED).get(1)
 
 
-def test_a_principal_that_changes_during_a_question(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_principal_that_changes_during_a_question(lake: Lake) -> None:
     """The answer is no leave for the first, nor for the second."""
-    lake.write("a", rows(0))
-    lake.create("a", "ann")
-    cached = {"metadata_source": "CACHE", "metadata_sync-interval": "1 h"}
+    lake.create("a")
     names = ["ann"]
-    monkeypatch.setattr(UnityCatalog, "principal", lambda catalog: names[-1])
+    lake.patch.setattr(UnityCatalog, "principal", lambda catalog: names[-1])
     lake.catalog.fault = lambda method, path: names.append("bob") if method == "POST" else None
-    assert lake.table("partial", **cached).get(1)
+    assert lake.table("partial", **CACHED).get(1)
     lake.catalog.fault = None
     lake.catalog.readers[NAME].remove("ann")
     for name in ("bob", "ann"):
         names[:] = [name]
         lake.start(name)
         with pytest.raises(UfsPermissionError, match="does not let this principal read"):
-            lake.table("partial", **cached).get(1)
+            lake.table("partial", **CACHED).get(1)
 
 
 FILTER = {"function_name": "main.travel.only_mine", "input_column_names": ["name"]}
-
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"table_type": "VIEW"}, "is a view, whose rows only an engine of the catalog can give"),
     ({"table_type": "MATERIALIZED_VIEW"}, "is a materialized view"),
@@ -451,8 +435,6 @@ def test_what_is_refused(lake: Lake) -> None:
 
 
 def test_errors_tell_apart(lake: Lake) -> None:
-    lake.write("a", rows(0))
-    lake.write("b", rows(0))
     lake.create("a")
     unknown = "main.travel.none"
     lake.refused(UfsNotFoundError, f"the Unity catalog 'unity' has no table {unknown}", lake.table(name=unknown))

@@ -1,5 +1,6 @@
 """Iceberg tables as users name them, where their files lie, and as what others wrote them."""
 
+import itertools
 import json
 import math
 import random
@@ -19,7 +20,7 @@ from pyspark_lookup import LookupTable, NotSupportedError
 from pyspark_lookup.sources.iceberg.metadata import Locations
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.storage.ufs import Ufs
-from tests.support.fuzzing import BY_NIGHT
+from tests.support.fuzzing import BY_NIGHT, by_day
 from tests.support.iceberg_definition import in_catalog, sql_catalog
 from tests.support.iceberg_manifests import File
 from tests.support.iceberg_oracle import PATH_ID, read
@@ -66,14 +67,17 @@ class Named:
         return opened(name, self.home / "cache", mode, "id", self.properties)
 
 
-@pytest.fixture(params=["hint", "file", "sql", "rest"])
+WAYS = by_day(itertools.product(["hint", "file", "sql", "rest"], MODES), 2)
+
+
+@pytest.fixture
 def named(request: pytest.FixtureRequest, rest_catalog: RestCatalog, tmp_path: Path) -> Iterator[Named]:
     catalog, properties = sql_catalog(tmp_path)
     yield Named(request.param, tmp_path, catalog, properties, rest_catalog)
     catalog.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("named", "mode"), WAYS, indirect=["named"])
 def test_every_way_to_name_a_table(named: Named, mode: str) -> None:
     table = make(named.home / "t", publish=named.publish)
     reader = named.open(table, mode)
@@ -99,7 +103,7 @@ def test_two_catalogs_of_one_name(tmp_path: Path) -> None:
             assert len(ids("ns.table", tmp_path / "cache", "full", catalog=properties)) == 2 + number
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("named", "mode"), WAYS, indirect=["named"])
 def test_a_table_that_was_made_anew(named: Named, mode: str) -> None:
     """Under its name, in its directory, with metadata of the same name: its rows are those of the new one."""
     table = make(named.home / "t", publish=named.publish)
@@ -115,17 +119,6 @@ def test_a_table_that_was_made_anew(named: Named, mode: str) -> None:
         table.save()
     for opened_table in (reader, named.open(table, mode)):
         assert opened_table.get_many([0, 1, 7]).column("id").to_pylist() == [7]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_table_that_took_the_name_of_another(rest_catalog: RestCatalog, tmp_path: Path, mode: str) -> None:
-    """Renamed in the catalog, between one query and the next."""
-    tables = [make(tmp_path / f"t{count}", count, publish=rest_catalog.publisher("ns.one")) for count in (5, 3)]
-    reader = opened("ns.one", tmp_path / "cache", mode, "id", {"type": "rest", "uri": rest_catalog.uri})
-    assert reader.get_many([*range(9)]).num_rows == 3
-    for table, count in zip(tables, (5, 3), strict=True):
-        rest_catalog.publisher("ns.one")(table.metadata.as_uri())
-        assert reader.get_many([*range(9)]).num_rows == count
 
 
 def test_files_in_several_places(tmp_path: Path) -> None:
@@ -174,14 +167,18 @@ def respell(table: IcebergTable, delete_file: File, change: Callable[[str], str]
     return delete_file | {"lower_bounds": {PATH_ID: low.encode()}, "upper_bounds": {PATH_ID: high.encode()}}
 
 
-@pytest.mark.parametrize("bounds", ["none", "whole", "cut"])
+SPELLINGS: list[tuple[str, Callable[[str], str]]] = [
+    ("hdfs://localhost:20500", lambda name: name.removeprefix("hdfs://localhost:20500")),
+    ("file:", lambda name: name.replace("file:", "file://")),
+    ("s3://bucket", lambda name: name.replace("s3:", "s3a:") if name[-9:] < "8" else name),
+]
+BOUNDS = ["none", "whole", "cut"]
+
+
+# By day each spelling with other bounds.
 @pytest.mark.parametrize(
-    ("location", "change"),
-    [
-        ("hdfs://localhost:20500", lambda name: name.removeprefix("hdfs://localhost:20500")),
-        ("file:", lambda name: name.replace("file:", "file://")),
-        ("s3://bucket", lambda name: name.replace("s3:", "s3a:") if name[-9:] < "8" else name),
-    ],
+    ("location", "change", "bounds"),
+    by_day(((*spelling, BOUNDS[(n + m) % 3]) for n, spelling in enumerate(SPELLINGS) for m in range(3)), 3),
 )
 def test_positions_that_spell_paths_otherwise(
     tmp_path: Path, location: str, change: Callable[[str], str], bounds: str
@@ -288,8 +285,8 @@ def test_files_that_lack_a_new_column_are_fetched_without_deleted_rows(tmp_path:
     check(reader, table)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("seed", range(2))
+# By day each seed in other modes.
+@pytest.mark.parametrize(("seed", "mode"), by_day([*itertools.product(range(2), MODES)], 2))
 def test_many_upserts(tmp_path: Path, mode: str, seed: int) -> None:
     """Rows are deleted by one column, by two and by null, in a partition and in all, and by their position in the same snapshot, again
     and again: a process that goes on knows them, a new one, and one that goes back to an older snapshot and returns."""
@@ -322,8 +319,7 @@ def test_many_upserts(tmp_path: Path, mode: str, seed: int) -> None:
     check(reader, table)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("spec", [(), [("k", "truncate[10]")]])
+@pytest.mark.parametrize(("spec", "mode"), by_day(itertools.product([(), [("k", "truncate[10]")]], MODES), 2))
 def test_decimals_of_more_than_28_digits(tmp_path: Path, mode: str, spec: Any) -> None:
     """Their bounds are exact, although Python's own arithmetic rounds to 28 digits."""
     table = IcebergTable.create(tmp_path / "t", {"k": "decimal(38, 10)", "v": "int"}, spec=spec)
@@ -339,9 +335,10 @@ def test_decimals_of_more_than_28_digits(tmp_path: Path, mode: str, spec: Any) -
     assert [len(reader.get(value)) for value in values] == [0, 1, 1]
 
 
-@pytest.mark.parametrize("read_between", [True, False])
-@pytest.mark.parametrize("kind", ["equality", "positions", "vectors"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "kind", "read_between"),
+    by_day(itertools.product(MODES, ["equality", "positions", "vectors"], [True, False]), 4),
+)
 def test_a_file_that_is_added_again(tmp_path: Path, mode: str, kind: str, read_between: bool) -> None:
     """What was deleted of it before is back, whether or not this host saw it gone: it has a later sequence number than the deletes."""
     table = IcebergTable.create(tmp_path / "t", COLUMNS, 3)
@@ -364,9 +361,8 @@ def test_a_file_that_is_added_again(tmp_path: Path, mode: str, kind: str, read_b
         assert [len(opened_table.get(key)) for key in (1, 2, 3)] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("change", ["order", "one more"])
-def test_values_of_partitions_are_told_by_field_ids(tmp_path: Path, mode: str, change: str) -> None:
+def test_values_of_partitions_are_told_by_field_ids(tmp_path: Path, change: str) -> None:
     """The metadata may list the fields of a spec in another order than a manifest does, or have one more."""
     columns = {"id": "int", "p": "int", "q": "int"}
     table = IcebergTable.create(tmp_path / "t", columns, spec=[("p", "identity"), ("q", "identity")])
@@ -377,8 +373,7 @@ def test_values_of_partitions_are_told_by_field_ids(tmp_path: Path, mode: str, c
     else:
         fields.insert(0, {"name": "r", "transform": "void", "source-id": 1, "field-id": 1009})
     table.metadata.write_text(json.dumps(table.meta))
-    reader = opened(table.home, tmp_path / "cache", mode, "id")
-    assert reader.get(1) == [{"id": 1, "p": 1, "q": 2}]
+    assert opened(table.home, tmp_path / "cache").scan().to_pylist() == [{"id": 1, "p": 1, "q": 2}]
     assert opened(table.home, tmp_path / "cache", where="p = 1").scan().num_rows == 1
 
 

@@ -22,7 +22,6 @@ COLUMNS = {
     "id": "int", "long": "long", "name": "string", "day": "date", "at": "timestamp", "utc": "timestamptz", "price": "decimal(9, 2)",
     "real": "double", "raw": "binary", "code": "uuid",
 }  # fmt: skip
-NAMES = ("id", "long", "name", "day", "at", "utc", "price", "real", "raw")
 
 
 def make_row(number: int) -> dict[str, Any]:
@@ -92,7 +91,8 @@ def test_transforms(tmp_path: Path, column: str, transform: str) -> None:
     """A value, several, and a range of a column are looked for in their partitions only, as predicates and as keys."""
     table = make_table(tmp_path, [(column, transform)])
     values, hashed = [row[column] for row in ROWS], transform.startswith("bucket")
-    for number in (0, 1, 2, 13) if BY_NIGHT else (1, 13):
+    # By day a time before 1970, and other values after it.
+    for number in (0, 1, 2, 13) if BY_NIGHT else (1,) if (column, transform) in SPECS["times"] else (13,):
         # Partitions of times are as wide as those that were rounded the wrong way before 1970.
         files = (2 if hashed else 1) + (number < 2)
         expect(table, tmp_path, f"{column} = {literal(values[number])}", [number], files)
@@ -132,20 +132,20 @@ def test_specs_that_evolved(tmp_path: Path, form: int) -> None:
     expect(table, tmp_path, "name IS NULL", [], buckets + 1)
 
 
-@pytest.mark.parametrize("column", NAMES)
-def test_bounds(tmp_path: Path, column: str) -> None:
+def test_bounds(tmp_path: Path) -> None:
     """Of four files of five rows each."""
     table = IcebergTable.create(tmp_path / "t", COLUMNS)
     for start in range(0, 20, 5):
         table.commit(table.data(ROWS[start : start + 5]))
-    value = literal(ROWS[7][column])
-    expect(table, tmp_path, f"{column} = {value}", [7], 1)
-    expect(table, tmp_path, f"{column} < {value} AND {column} IS NOT NULL", [*range(7)], 2)
-    expect(table, tmp_path, f"{column} IS NULL", [], 0)
     expect(table, tmp_path, "code IS NOT NULL", [], 0)
-    actual, gets = count_gets(table.home, tmp_path / "keys", (column, [ROWS[7][column], ROWS[8][column]]))
-    files = 4 if column == "real" else 1  # floats that are equal may have several forms
-    assert (actual, gets <= 2 * files) == ([7, 8], True)
+    for column in ("id", "long", "name", "day", "at", "utc", "price", "real", "raw"):
+        value = literal(ROWS[7][column])
+        expect(table, tmp_path, f"{column} = {value}", [7], 1)
+        expect(table, tmp_path, f"{column} < {value} AND {column} IS NOT NULL", [*range(7)], 2)
+        expect(table, tmp_path, f"{column} IS NULL", [], 0)
+        actual, gets = count_gets(table.home, tmp_path / f"keys{column}", (column, [ROWS[7][column], ROWS[8][column]]))
+        files = 4 if column == "real" else 1  # floats that are equal may have several forms
+        assert (actual, gets <= 2 * files) == ([7, 8], True), column
 
 
 def test_what_bounds_do_not_say(tmp_path: Path) -> None:

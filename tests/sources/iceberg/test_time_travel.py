@@ -131,11 +131,3 @@ def test_no_snapshot_at_all(tmp_path: Path) -> None:
         assert ids(table) == []
         table.commit(table.data([{"id": 1, "name": "x"}]))
         assert ids(table) == [1]
-
-
-def test_two_pins(table: Clocked) -> None:
-    """Options that both name a version are refused, and the error has both names."""
-    for first, second in (("version", "tag"), ("branch", "tag"), ("timestamp", "branch")):
-        pins = {"version": "1", "tag": "x", "branch": "x", "timestamp": "2026-01-01"}
-        with pytest.raises(OptionError, match=rf"lookup\.{first}.*lookup\.{second}|lookup\.{second}.*lookup\.{first}"):
-            ids(table, **{first: pins[first], second: pins[second]})
