@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from unittest import mock
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pyspark_lookup.options.reload_trigger import (
@@ -299,7 +299,6 @@ def first_starts(draw: st.DrawFn, reload_time: datetime.time, zone: datetime.tzi
     return datetime.datetime.combine(draw(days), reload_time, zone).timestamp() + draw(NEAR)
 
 
-@settings(max_examples=200)
 @given(st.data(), TIMES, st.sampled_from([*ZONES, *CHANGES]), DAYS, st.integers(-5, 40) | st.integers(0, 3), NEAR)
 def test_a_timed_reload_is_the_next_on_the_grid(
     data: st.DataObject, reload_time: datetime.time, zone: datetime.tzinfo, days: int, step: int, near: float

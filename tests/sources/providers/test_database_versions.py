@@ -20,7 +20,7 @@ from pyspark_lookup.sources.providers.databases import database as kinds
 from pyspark_lookup.sources.providers.databases import database_table
 from tests.support.databases import CHANGES, VERSION, Database, recipe
 from tests.support.followed_tables import AGED, History, Options, Requests, System, Way, Write
-from tests.support.fuzzing import BY_NIGHT, seeds
+from tests.support.fuzzing import BY_NIGHT, by_day, seeds
 from tests.support.lookup_functions import ids
 from tests.support.postgres import PostgresServer
 from tests.support.workers import in_fresh_process, measure_growth
@@ -157,8 +157,8 @@ KEYS_IN = {
 @pytest.mark.parametrize("seed", seeds(1))
 def test_histories(database: Database, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Lookups in all modes, on two hosts, beside random writes: no row is older than promised, and no key is asked for that need not be."""
-    history = History(Customers(database), cache_dir, seed, 9 if BY_NIGHT else 4, monkeypatch)
-    history.run(150 if BY_NIGHT else 30)
+    history = History(Customers(database), cache_dir, seed, 9 if BY_NIGHT else 3, monkeypatch)
+    history.run(150 if BY_NIGHT else 20)
 
 
 def test_writers_wait_for_each_other(postgres: Database, postgres_server: PostgresServer) -> None:
@@ -244,6 +244,7 @@ def test_changes_without_the_key(postgres: Database) -> None:
     assert table.metrics()["changesFailureCount"] == 1
 
 
+@pytest.mark.parametrize("database", by_day(["mariadb", "sqlite", "postgres", "duckdb_file"], 2), indirect=True)
 def test_more_changes_than_go_into_memory(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """All keys count as changed; the next question has the present version, whatever connection it is asked on."""
     monkeypatch.setattr(database_table, "MOST_CHANGES", 5)

@@ -11,7 +11,6 @@ import os
 import random
 import shutil
 import sys
-import threading
 import time
 import urllib.parse
 from pathlib import Path
@@ -34,11 +33,10 @@ from tests.support.fakes import FakeClock
 from tests.support.fuzzing import by_day
 from tests.support.lookup_functions import TEXTS, counted, ids
 from tests.support.postgres import PostgresServer
-from tests.support.spark_tables import CONNECT, run_script
 from tests.support.sparks import DATA_SOURCES, needs
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h"}
 FULL = {"lookup.cache": "FULL", "lookup.full-cache.build-wait": "1 h"}
@@ -54,14 +52,10 @@ def sort_rows(rows: pa.Table) -> list[tuple[int, int, str | None, int]]:
     return sorted(tuples, key=repr)
 
 
-@pytest.mark.parametrize("cache", [{}, PARTIAL], ids=["NONE", "PARTIAL"])
-def test_rows_of_keys(database: Database, cache: Options) -> None:
-    """Every row of a key comes, for each time that it was asked for; absent keys and null have none. A cache asks for each once."""
-    name = database.create_table(PEOPLE)
-    table = database.table(name, "id", cache)
-    for repeat in range(2):
-        assert sort_rows(table.get_many(REQUESTED)) == ANSWER
-        assert counted(table) == ({"hitCount": 1 + 5 * repeat, "missCount": 4, "loadCount": 4} if cache else {})
+def test_rows_of_keys(database: Database) -> None:
+    """Every row of a key comes, for each time that it was asked for; absent keys and null have none."""
+    table = database.table(database.create_table(PEOPLE), "id")
+    assert sort_rows(table.get_many(REQUESTED)) == ANSWER
     assert table.get(9) == table.get(None) == []
     assert table.get_many(ids()).num_rows == 0
 
@@ -136,49 +130,6 @@ POSTGRES = [
     ("numeric(3, 1)[]", "'{1.5}'", pa.list_(TEXT), ["1.5"]),
 ]  # fmt: skip
 NO_KEY_FINDS = {"infinity", "-infinity"}  # a time that stands for an infinite one
-
-
-def test_postgres_values_and_keys_of_every_type(postgres: Database) -> None:
-    """Each type has its Arrow type, values and nulls come back from lookups, scans and full copies, and a key finds its row."""
-    postgres.execute("CREATE TYPE mood AS ENUM ('sad', 'happy')")
-    postgres.execute("CREATE TYPE pair AS (a int, b text)")
-    postgres.execute("CREATE DOMAIN positive AS integer CHECK (value > 0)")
-    postgres.execute("SET lc_monetary = 'C'")
-    check_types(postgres, POSTGRES)
-
-
-Cases = list[tuple[str, str, pa.DataType, Any]]
-
-
-def check_types(database: Database, cases: Cases, *refused: str) -> None:
-    """Each column type has its Arrow type; lookups, scans and full caches return its value and null; a value is a key that finds its row."""
-    declared = ", ".join(f"c{number} {kind}" for number, (kind, *_) in enumerate(cases))
-    values, nulls = ", ".join(text for _, text, *_ in cases), ", ".join(["NULL"] * len(cases))
-    name = database.create(f"id INTEGER, {declared}", f"(1, {values})", f"(2, {nulls})")
-    table, full = database.table(name, "id"), {"lookup.cache": "FULL", "lookup.version-query": "SELECT 1"}
-    copy = database.table(name, "id", full)
-    for rows in (table.get_many(ids(1, 2)).drop_columns("key_index"), table.scan(), copy.scan()):
-        assert rows.schema.types[1:] == [kind for *_, kind, _ in cases]
-        first, second = sorted(rows.to_pylist(), key=lambda row: row["id"])
-        assert list(first.values())[1:] == [value for *_, value in cases]
-        assert list(second.values())[1:] == [None] * len(cases)
-    check_keys(database, name, cases, *refused)
-
-
-def check_keys(database: Database, table: str, cases: Cases, *refused: str) -> None:
-    """Each value is a key that finds its row; so are all values together. Types that are `refused` cannot be keys."""
-    everything = {"id": pa.array([1], pa.int32())}
-    for number, (kind, text, arrow, value) in enumerate(cases):
-        if pa.types.is_nested(arrow) or any(word in text for word in NO_KEY_FINDS):
-            continue
-        key = {f"c{number}": pa.array([value], arrow)}
-        if kind in refused:
-            with pytest.raises(OptionError, match=rf"key column 'c{number}' .* cast it in lookup.query"):
-                database.table(table, f"c{number}")
-        else:
-            everything |= key
-            assert database.table(table, f"c{number}").get_many(pa.table(key))["id"].to_pylist() == [1]
-    assert database.table(table, ",".join(everything)).get_many(pa.table(everything)).num_rows == 1
 
 
 def test_postgres_keys_that_are_equal_to_the_database_only(postgres: Database) -> None:
@@ -279,20 +230,38 @@ DUCKDB = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("fixture", "cases", "refused"),
-    [
-        ("sqlite", SQLITE, ("DATETIME", "TIMESTAMP", "DECIMAL(10, 2)", "NUMERIC(5)")),  # SQLite has no such types
-        ("mariadb", MARIADB, ("BIT(3)",)),  # which equals no bytes
-        ("duckdb_file", DUCKDB, ()),
-    ],
-    ids=["sqlite", "mariadb", "duckdb"],
-)
-def test_values_and_keys_of_every_type(
-    request: pytest.FixtureRequest, fixture: str, cases: Cases, refused: tuple[str, ...]
-) -> None:
-    """As in PostgreSQL. Some types are refused as keys."""
-    check_types(request.getfixturevalue(fixture), cases, *refused)
+CASES = {"postgresql": POSTGRES, "sqlite": SQLITE, "mariadb": MARIADB, "duckdb": DUCKDB}
+NO_KEYS = {
+    "sqlite": ["DATETIME", "TIMESTAMP", "DECIMAL(10, 2)", "NUMERIC(5)"],  # SQLite has no such types
+    "mariadb": ["BIT(3)"],  # which equals no bytes
+}
+NEW_TYPES = """CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE TYPE pair AS (a int, b text);
+    CREATE DOMAIN positive AS integer CHECK (value > 0); SET lc_monetary = 'C'"""
+
+
+def test_values_and_keys_of_every_type(database: Database) -> None:
+    """Lookups, scans and copies return each type's value and null in its Arrow type; the values are a key that finds its row."""
+    if database.scheme == "postgresql":
+        database.execute(NEW_TYPES)
+    cases = CASES[database.scheme]
+    declared = ", ".join(f"c{number} {kind}" for number, (kind, *_) in enumerate(cases))
+    values, nulls = ", ".join(text for _, text, *_ in cases), ", ".join(["NULL"] * len(cases))
+    name = database.create(f"id INTEGER, {declared}", f"(1, {values})", f"(2, {nulls})")
+    table, full = database.table(name, "id"), {"lookup.cache": "FULL", "lookup.version-query": "SELECT 1; -- one"}
+    copy = database.table(name, "id", full)
+    for rows in (table.get_many(ids(1, 2)).drop_columns("key_index"), table.scan(), copy.scan()):
+        assert rows.schema.types[1:] == [kind for *_, kind, _ in cases]
+        first, second = sorted(rows.to_pylist(), key=lambda row: row["id"])
+        assert list(first.values())[1:] == [value for *_, value in cases]
+        assert list(second.values())[1:] == [None] * len(cases)
+    keys = {}
+    for number, (kind, text, arrow, value) in enumerate(cases):
+        if kind in NO_KEYS.get(database.scheme, ()):
+            with pytest.raises(OptionError, match=rf"key column 'c{number}' .* cast it in lookup.query"):
+                database.table(name, f"c{number}")
+        elif not pa.types.is_nested(arrow) and not any(word in text for word in NO_KEY_FINDS):
+            keys[f"c{number}"] = pa.array([value], arrow)
+    assert database.table(name, ",".join(keys)).get_many(pa.table(keys))["id"].to_pylist() == [1]
 
 
 def test_mariadb_keys_that_are_equal_to_the_database_only(mariadb: Database) -> None:
@@ -508,33 +477,15 @@ def test_the_database_leaves_out_rows(database: Database) -> None:
     assert "IS NULL" in text
 
 
-def test_full_copies_and_versions(database: Database) -> None:
-    """A copy serves until the version changes. The statement of the version is the only one until then."""
+def test_versions_that_are_no_value(database: Database) -> None:
     name = database.create_table(PEOPLE)
-    full = {"lookup.cache": "FULL", "lookup.version-query": f"SELECT count(*) FROM {database.quoted(name)}; -- rows"}
-    table = database.table(name, "id", full)
-    assert sort_rows(table.get_many(REQUESTED)) == ANSWER
-    count = len(database.statements())
-    assert sort_rows(table.get_many(REQUESTED)) == ANSWER
-    assert [
-        text for text in database.statements()[count:] if database.quoted(name) in text and "count" not in text
-    ] == []
-    database.execute(f"INSERT INTO {database.quoted(name)} VALUES (9, 'nine', 90)")
-    assert table.get(9) == [{"id": 9, "name": "nine", "n": 90}]
-
-
-BAD_VERSIONS = [
-    ("SELECT NULL", "returned NULL"),
-    ("SELECT 1 WHERE 1 = 0", "did not return a single value .rows: 0, columns: 1"),
-    ("SELECT 1, 2", "did not return a single value .rows: 1, columns: 2"),
-]
-
-
-@pytest.mark.parametrize(("query", "says"), BAD_VERSIONS, ids=["null", "empty", "wide"])
-def test_versions_that_are_no_value(database: Database, query: str, says: str) -> None:
-    name = database.create_table(PEOPLE)
-    with pytest.raises(LookupFunctionError, match=rf"lookup.version-query {says}"):
-        database.table(name, "id", {"lookup.version-query": query}).get(1)
+    for query, says in (
+        ("SELECT NULL", "returned NULL"),
+        ("SELECT 1 WHERE 1 = 0", "did not return a single value .rows: 0, columns: 1"),
+        ("SELECT 1, 2", "did not return a single value .rows: 1, columns: 2"),
+    ):
+        with pytest.raises(LookupFunctionError, match=rf"lookup.version-query {says}"):
+            database.table(name, "id", {"lookup.version-query": query}).get(1)
 
 
 def test_a_query(database: Database) -> None:
@@ -655,7 +606,6 @@ REFUSED = [
     ("postgresql://db/shop", {"lookup.query": "SELECT 1"}, r"give only one of them"),
     ("postgresql://db/shop", {"lookup.changes-query": "SELECT 1"}, r"needs lookup.version-query"),
     ("postgresql://db/shop", {"lookup.version-query": "SELECT 1", "lookup.changes-query": "SELECT ':since'"}, r"has no :since"),
-    ("postgresql://db/shop", {"lookup.partition": "a=1"}, r"lookup.partition is for tables of files and has no meaning with lookup.table"),
     ("mysql://db", {}, r"names no database: write mysql://host/database"),
     ("mariadb://db/shop?charset=latin1", {}, r"unknown parameter 'charset' in the mariadb URL: remove it .known parameters: ssl_ca"),
     ("sqlite:///x.db", {"lookup.table": '"a'}, r"a quote \(\"\) is never closed"),
@@ -675,13 +625,6 @@ def test_options_that_are_refused(cache_dir: Path, url: str, more: Options, says
     with pytest.raises((OptionError, LookupFunctionError), match=says) as caught:
         LookupTable(url, {"lookup.table": "customers", "lookup.keys": "id", "lookup.cache.dir": str(cache_dir), **more})
     assert "hunter2" not in str(caught.value)
-
-
-def test_options_without_a_table(cache_dir: Path) -> None:
-    with pytest.raises(OptionError, match=r"lookup.table is missing: the path is the URL of a database"):
-        LookupTable("postgresql://db/shop", {"lookup.keys": "id", "lookup.cache.dir": str(cache_dir)})
-    with pytest.raises(OptionError, match=r"lookup.version-query is for tables of databases"):
-        LookupTable("/x", {"lookup.version-query": "SELECT 1", "lookup.cache.dir": str(cache_dir)})
 
 
 @needs(DATA_SOURCES)
@@ -711,64 +654,3 @@ def test_through_spark(spark: SparkSession, database: Database) -> None:
     assert sorted((row.order_id, row.n) for row in joined.collect()) == [(7, 10), (8, 30), (9, None)]
     everything = spark.read.format("lookupcache").options(**uncached).load(database.url)
     assert everything.where("n >= 21").count() == 2
-
-
-OVER_CONNECT = """
-import sys
-from pyspark_lookup import lookup_join, register_lookup
-url, cache = sys.argv[1:]
-spark = connect.getOrCreate()
-options = {"lookup.table": "people", "lookup.keys": "id", "lookup.cache.dir": cache}
-print("SCAN", spark.read.format("lookupcache").options(**options).load(url).count())
-joined = lookup_join(spark.range(4), url, on="id", options=options)
-print("JOIN", sorted(row.n for row in joined.collect() if row.n))
-register_lookup(spark, "person", url, "id", options=options)
-print("FUNCTION", spark.sql("SELECT person(1).name AS name").first().name)
-"""
-
-
-@needs(DATA_SOURCES)
-@pytest.mark.nightly
-@pytest.mark.spark
-@pytest.mark.timeout(560)  # most of it is the start of a server
-def test_over_connect(served: Database, tmp_path: Path, cache_dir: Path) -> None:
-    """A client of Spark Connect scans, joins and calls functions."""
-    served.execute("DROP TABLE IF EXISTS people")
-    served.execute("CREATE TABLE people (id BIGINT, name VARCHAR(9), n INTEGER)")
-    served.execute("INSERT INTO people VALUES (1, 'one', 10), (3, 'three', 30)")
-    lines = run_script(tmp_path, CONNECT + OVER_CONNECT, served.url, cache_dir, timeout_s=500)
-    assert lines == ["SCAN 2", "JOIN [10, 30]", "FUNCTION one"]
-
-
-@needs(DATA_SOURCES)
-@pytest.mark.nightly
-@pytest.mark.spark
-def test_a_stream_survives_its_server(spark: SparkSession, served: Database, tmp_path: Path) -> None:
-    """The server is killed in the middle of a micro-batch and comes back: no row is wrong, and the stream goes on."""
-    assert served.server is not None
-    name = served.create_table(PEOPLE.set_column(0, "id", pa.array([1, 2, 4, 3])))
-    for number in range(4):
-        (tmp_path / "in").mkdir(exist_ok=True)
-        (tmp_path / "in" / f"{number}.json").write_text(f'{{"id": {number + 1}}}')
-    orders = spark.readStream.schema("id INT").option("maxFilesPerTrigger", 1).json(str(tmp_path / "in"))
-    options = served.named(name, "id", {"lookup.max-retries": "20", "lookup.version-query": "SELECT 1"})
-    joined = lookup_join(orders, served.url, on="id", options=options)
-    batches, restarts = list[list[tuple[int, int]]](), list[threading.Timer]()
-
-    def take(batch: DataFrame, number: int) -> None:
-        if number == 1:  # this batch has been planned, and has not asked yet
-            assert served.server is not None
-            served.server.stop()
-            restarts.append(threading.Timer(2, served.server.start))
-            restarts[0].start()
-        batches.append([(row.id, row.n) for row in batch.collect()])
-
-    query = joined.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "state")).start()
-    try:
-        query.processAllAvailable()
-        assert query.exception() is None
-    finally:
-        query.stop()
-        for restart in restarts:
-            restart.join()
-    assert sorted(row for batch in batches for row in batch) == [(1, 10), (2, 20), (3, 30), (4, 21)]

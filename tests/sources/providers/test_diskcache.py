@@ -8,7 +8,6 @@ import pytest
 
 from pyspark_lookup.cache.disk_lookup_cache import DiskCacheLookupCache
 from pyspark_lookup.errors import OptionError
-from pyspark_lookup.sources.registry import parse_options
 from tests.support.lookup_functions import PARTIAL, USERS, Desk, SyncFunction, counted, make_answer, pairs, provider
 
 STORE = {"lookup.partial-cache.store": "DISKCACHE", "lookup.partial-cache.max-bytes": "16 MiB"}
@@ -84,8 +83,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_options_that_make_no_sense(desk: Desk, text: str) -> None:
-    """Are refused by name; for tables of files so is the store itself."""
+    """Are refused by name."""
     with pytest.raises(OptionError, match=text):
         desk.serve(SyncFunction(make_answer(USERS)), {"lookup.cache": "PARTIAL", **REFUSED[text]})
-    with pytest.raises(OptionError, match=r"option lookup\.partial-cache\.store is for tables of a provider"):
-        parse_options({"path": "/t", "lookup.keys": "id", "lookup.cache": "PARTIAL", **STORE})

@@ -24,7 +24,6 @@ from pyspark_lookup.sources.providers.functions import (
     LookupProvider,
 )
 from pyspark_lookup.sources.providers.limits import CircuitBreaker, Connections, Rate, RateLimit, parse_rate
-from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, key_of
 from tests.support.fakes import FakeClock
@@ -340,11 +339,3 @@ def test_a_version_that_fails_opens_the_circuit(desk: Desk) -> None:
         with pytest.raises(LookupFunctionError):
             table.get(1)
     assert len(calls) == 5
-
-
-@pytest.mark.parametrize(
-    "option", ["lookup.rate-limit", "lookup.max-connections", "lookup.circuit-breaker.wait-duration"]
-)
-def test_limits_are_for_providers(tmp_path: Path, option: str) -> None:
-    with pytest.raises(OptionError, match=f"option {option} is for tables of a provider"):
-        parse_options({"path": str(tmp_path), option: "1 s" if "wait" in option else "1"})
