@@ -124,7 +124,7 @@ class World:
 
 @pytest.mark.parametrize("by_event", [False, True], ids=["arrival", "watermark"])
 @pytest.mark.parametrize("outer", [False, True], ids=["inner", "left"])
-@pytest.mark.parametrize("seed", range(MORE))
+@pytest.mark.parametrize("seed", range(4, 4 + MORE))  # the fourth finds all faults of tests/mutations
 def test_histories(seed: int, outer: bool, by_event: bool) -> None:
     """Each fact leaves once: in the first batch whose version has its key, with all rows of that version, or when its time is over."""
     rng = random.Random(f"{seed} {outer} {by_event}")

@@ -411,7 +411,7 @@ def test_what_is_no_file_of_its_format(name: str) -> None:
     content = GOOD[name]
     text = name.startswith(("d.csv", "d.json"))
     assert read_or_damaged(name, b"") is not text
-    step = max(len(content) // 150, 1)
+    step = max(len(content) // 80, 1)
     points = {*range(1, len(content), step), *range(1, min(40, len(content))), *range(len(content) - 30, len(content))}
     for point in sorted(points):
         if not read_or_damaged(name, content[:point]) and name in BINARY:

@@ -18,6 +18,7 @@ from pyspark_lookup.storage.stores import IMMUTABLE, FileVersion, StoredColumn
 from pyspark_lookup.versions.model import Table
 from tests.support.disks import flipped
 from tests.support.fakes import Host, make_host
+from tests.support.fuzzing import by_day
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 FROM = 4  # so many small files are merged
@@ -112,7 +113,7 @@ def test_one_process_reads_small_files_for_all(files: Files, tmp_path: Path) -> 
     assert third.gets() == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", by_day(range(4), 2))
 def test_random_versions(files: Files, tmp_path: Path, seed: int) -> None:
     """Files come and go, some with other columns, or read under another name; every process finds what their rows say."""
     rng, cache = random.Random(seed), tmp_path / "cache"

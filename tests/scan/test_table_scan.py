@@ -186,13 +186,13 @@ def test_filtered_rows_are_those_of_all(form: str, files: list[File], where: str
 GROUPS, GROUP_ROWS = 4, 20_000
 
 
-@pytest.fixture
-def wide(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of 4 row groups that bounds of `id` do not tell apart; each column chunk is far above the merge gap."""
     rows = GROUPS * GROUP_ROWS
     ids = pa.array([2 * ((i * 7919) % rows) for i in range(rows)], pa.int64())
     noise = {name: pa.array([os.urandom(16) for _ in range(rows)]) for name in ("one", "two")}
-    path = tmp_path / "wide.parquet"
+    path = tmp_path_factory.mktemp("wide") / "wide.parquet"
     table = pa.table({"id": ids, **noise})
     pq.write_table(table, path, row_group_size=GROUP_ROWS, compression="none", use_dictionary=False)
     return path
