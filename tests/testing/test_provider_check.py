@@ -329,21 +329,6 @@ class Pooled(AsyncFunction):
             self.calls -= 1
 
 
-class Stuck(Function):
-    """Cannot be opened any more if that has failed once."""
-
-    failed = False
-
-    def open(self) -> None:
-        if self.failed:
-            raise RuntimeError("half open")
-        try:
-            super().open()
-        except ConnectionError:
-            self.failed = True
-            raise
-
-
 class Forgetful(Dictionary):
     """A cache that knows each key, but not its rows."""
 
@@ -546,17 +531,19 @@ Broken = Callable[[Shelf], tuple[Any, Mapping[str, Any]]]
 
 
 _SLOW = {
-    "cached",
-    "changes",
-    "fork",
-    "fresh-rows",
-    "new-version",
-    "one-state",
-    "outage",
-    "scan",
-    "thread",
-    "version",
-    "zone",
+    *[
+        "cached",
+        "changes",
+        "fork",
+        "fresh-rows",
+        "new-version",
+        "one-state",
+        "outage",
+        "scan",
+        "thread",
+        "version",
+        "zone",
+    ]
 }
 _rules_by_day: set[str] = set()
 
@@ -628,7 +615,6 @@ BROKEN = [
     break_rule("error", "open() raised ConnectionError('down')", lambda shelf: vars(shelf).update(down=True) or provider(shelf)),
     break_rule("outage", "in an outage, lookup of key id = 1, place = 'Oslo' and 3 more raised no error, but returned 0 rows", lambda shelf: provider(shelf, Silent), outage=outages),
     break_rule("outage", "in 4 attempts after an outage", lambda shelf: provider(shelf, Lost), outage=outages),
-    break_rule("outage", "in 4 attempts after an outage, open() raised RuntimeError('half open')", lambda shelf: provider(shelf, Stuck), outage=outages),
     break_rule("outage", "in an outage, version() raised no error, but returned 'v0'", lambda shelf: provider(shelf, version=lambda: f"v{len(shelf.writes)}"), outage=outages),
     break_rule("outage", "in an outage, changes('v0') raised no error, but returned 0 rows", lambda shelf: provider(shelf, changes=lambda since: shelf.rows.select(KEYS).slice(0, 0)), outage=outages),
     break_rule("outage", "in an outage, scan() raised no error, but returned 0 rows", lambda shelf: provider(shelf, scan=lambda: [] if shelf.down else shelf.rows.to_batches()), outage=outages),

@@ -3,9 +3,7 @@
 import decimal
 import functools
 import math
-import os
 import random
-import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -27,7 +25,6 @@ from pyspark_lookup.sources.providers.functions import (
     PartialCachingLookupProvider,
 )
 from pyspark_lookup.sources.registry import parse_options
-from pyspark_lookup.storage.disk import Disk
 from tests.support.fuzzing import seeds
 from tests.support.lookup_functions import QUICK, SCHEMA, Desk, Plain, make_function, names, pairs
 
@@ -411,25 +408,6 @@ def test_a_key_that_cannot_be_looked_up_does_not_stop_a_copy(desk: Desk, shop: S
     shop.before = lambda call: None
     shop.check(table)
     assert shop.calls() == ([3], 0)
-
-
-def test_killed_between_the_keys_and_their_step(desk: Desk, shop: Shop) -> None:
-    """A process that dies after it has recorded the changed keys leaves the log as it was; the next one asks again, and no row is lost or old."""
-    name = desk.name(shop.provider)
-    table = desk.table(name, PARTIAL)
-    shop.check(table)
-    shop.write_row(1, "new")
-    child = os.fork()
-    if not child:  # pragma: no cover
-        try:
-            Disk.succeed_record = lambda self, *args: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,method-assign]
-            names(desk.table(name, PARTIAL), 1)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    shop.calls()
-    shop.check(table)
-    assert shop.calls() == ([1], 0)
 
 
 class Watched(Shop):
