@@ -531,20 +531,8 @@ Broken = Callable[[Shelf], tuple[Any, Mapping[str, Any]]]
 
 
 _SLOW = {
-    *[
-        "cached",
-        "changes",
-        "fork",
-        "fresh-rows",
-        "new-version",
-        "one-state",
-        "outage",
-        "scan",
-        "thread",
-        "version",
-        "zone",
-    ]
-}
+    "cached", "changes", "fork", "fresh-rows", "new-version", "one-state", "outage", "scan", "thread", "version", "zone",
+}  # fmt: skip
 _rules_by_day: set[str] = set()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import runpy
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,20 +27,20 @@ def test_sqlite_lookup(capsys: pytest.CaptureFixture[str]) -> None:
 
 @needs(DATA_SOURCES)
 @pytest.mark.spark
-def test_postgres_stream(spark: SparkSession, tmp_path: Path) -> None:
+def test_postgres_stream(spark: SparkSession, postgres_server: PostgresServer, tmp_path: Path) -> None:
     """Every order has its customer."""
-    with contextlib.closing(PostgresServer()) as server:
-        server.execute(
-            "CREATE TABLE customers AS SELECT id, 'name ' || id AS name, 'Oslo' AS city FROM generate_series(0, 99) AS id"
-        )
-        stream = orders_with_customers(spark, server.uri).writeStream.format("parquet")
-        query = stream.option("checkpointLocation", str(tmp_path / "state")).start(str(tmp_path / "out"))
-        try:
-            while query.lastProgress is None or query.lastProgress["numInputRows"] == 0:
-                query.processAllAvailable()
-                assert query.exception() is None
-        finally:
-            query.stop()
-        rows = spark.read.parquet(str(tmp_path / "out")).collect()
-        assert rows
-        assert {(row["name"], row["city"]) for row in rows} <= {(f"name {row['customer_id']}", "Oslo") for row in rows}
+    postgres_server.execute("DROP TABLE IF EXISTS customers")
+    postgres_server.execute(
+        "CREATE TABLE customers AS SELECT id, 'name ' || id AS name, 'Oslo' AS city FROM generate_series(0, 99) AS id"
+    )
+    stream = orders_with_customers(spark, postgres_server.uri).writeStream.format("parquet")
+    query = stream.option("checkpointLocation", str(tmp_path / "state")).start(str(tmp_path / "out"))
+    try:
+        while query.lastProgress is None or query.lastProgress["numInputRows"] == 0:
+            query.processAllAvailable()
+            assert query.exception() is None
+    finally:
+        query.stop()
+    rows = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert rows
+    assert {(row["name"], row["city"]) for row in rows} <= {(f"name {row['customer_id']}", "Oslo") for row in rows}
