@@ -236,7 +236,7 @@ NO_KEYS = {
     "mariadb": ["BIT(3)"],  # which equals no bytes
 }
 NEW_TYPES = """CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE TYPE pair AS (a int, b text);
-    CREATE DOMAIN positive AS integer CHECK (value > 0); SET lc_monetary = 'C'"""
+    CREATE DOMAIN positive AS integer CHECK (value > 0)"""
 
 
 def test_values_and_keys_of_every_type(database: Database) -> None:
