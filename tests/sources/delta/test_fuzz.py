@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -43,35 +44,19 @@ CHECKPOINT = 3
 """The version that it is of; the last one is 6."""
 _STRUCT = {"type": "struct", "fields": [("x", "long", 7), ("y", "string", 8)]}
 _COLUMNS = [("id", "long", 1), ("part", "string", 2), ("num", "integer", 3), ("name", "string", 4), ("at", "timestamp", 5), ("both", _STRUCT, 6)]  # fmt: skip
-_TEXTS = pa.map_(pa.string(), pa.string())
-_VECTOR = pa.struct(
-    {"storageType": pa.string(), "pathOrInlineDv": pa.string(), "offset": pa.int32(), "sizeInBytes": pa.int32()}
-    | {"cardinality": pa.int64()}
-)
-_BOUNDS = pa.struct({"id": pa.int64(), "name": pa.string()})
-_STATS = pa.struct(
-    {"numRecords": pa.int64(), "minValues": _BOUNDS, "maxValues": _BOUNDS}
-    | {"nullCount": pa.struct({"id": pa.int64(), "name": pa.int64()})}
-)
-_CHECKPOINT = {
-    "txn": pa.struct({"appId": pa.string(), "version": pa.int64()}),
-    "add": pa.struct(
-        {"path": pa.string(), "partitionValues": _TEXTS, "size": pa.int64(), "modificationTime": pa.int64()}
-        | {"dataChange": pa.bool_(), "stats": pa.string(), "deletionVector": _VECTOR, "stats_parsed": _STATS}
-    ),
-    "remove": pa.struct({"path": pa.string(), "deletionTimestamp": pa.int64(), "dataChange": pa.bool_()}),
-    "metaData": pa.struct(
-        {"id": pa.string(), "schemaString": pa.string(), "partitionColumns": pa.list_(pa.string())}
-        | {"configuration": _TEXTS, "createdTime": pa.int64()}
-        | {"format": pa.struct({"provider": pa.string(), "options": _TEXTS})}
-    ),
-    "protocol": pa.struct(
-        {"minReaderVersion": pa.int32(), "minWriterVersion": pa.int32()}
-        | {"readerFeatures": pa.list_(pa.string()), "writerFeatures": pa.list_(pa.string())}
-    ),
-    "checkpointMetadata": pa.struct({"version": pa.int64()}),
-    "sidecar": pa.struct({"path": pa.string(), "sizeInBytes": pa.int64(), "modificationTime": pa.int64()}),
-}
+_CHECKPOINT = """
+txn STRUCT(appId TEXT, version BIGINT), checkpointMetadata STRUCT(version BIGINT),
+add STRUCT(path TEXT, partitionValues MAP(TEXT, TEXT), size BIGINT, modificationTime BIGINT, dataChange BOOLEAN, stats TEXT,
+    deletionVector STRUCT(storageType TEXT, pathOrInlineDv TEXT, "offset" INT, sizeInBytes INT, cardinality BIGINT),
+    stats_parsed STRUCT(numRecords BIGINT, minValues STRUCT(id BIGINT, name TEXT), maxValues STRUCT(id BIGINT, name TEXT),
+        nullCount STRUCT(id BIGINT, name BIGINT))),
+remove STRUCT(path TEXT, deletionTimestamp BIGINT, dataChange BOOLEAN),
+metaData STRUCT(id TEXT, schemaString TEXT, partitionColumns TEXT[], configuration MAP(TEXT, TEXT), createdTime BIGINT,
+    format STRUCT(provider TEXT, options MAP(TEXT, TEXT))),
+protocol STRUCT(minReaderVersion INT, minWriterVersion INT, readerFeatures TEXT[], writerFeatures TEXT[]),
+sidecar STRUCT(path TEXT, sizeInBytes BIGINT, modificationTime BIGINT)
+"""
+"""The columns of a checkpoint, as SQL declares them."""
 
 
 class _Writer:
@@ -163,7 +148,10 @@ class _Writer:
 
     def _rows(self, place: Path, actions: Sequence[dict[str, Any]]) -> None:
         """Write a file of a checkpoint, with a checksum for each page."""
-        table = pa.Table.from_pylist([_as_row(action) for action in actions], pa.schema(_CHECKPOINT))
+        with duckdb.connect() as database:
+            database.execute(f"CREATE TABLE checkpoint ({_CHECKPOINT})")
+            schema = database.table("checkpoint").to_arrow_table().schema
+        table = pa.Table.from_pylist([_as_row(action) for action in actions], schema)
         pq.write_table(table, place, write_page_checksum=True, data_page_size=256, use_dictionary=False)
 
 

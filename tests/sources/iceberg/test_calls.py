@@ -87,7 +87,8 @@ class Remote(Mirror):
         return (1, 0) if self.kind == "hint" else (0, 1)
 
 
-def _make(request: pytest.FixtureRequest, home: Path, store: str, kind: str, version: int = 2) -> Remote:
+def _make(request: pytest.FixtureRequest, home: Path, version: int = 2) -> Remote:
+    store, _, kind = request.param.partition("-")
     remote = Remote(home, kind, request.getfixturevalue("s3") if store == "s3" else None, version)
     request.addfinalizer(remote.close)
     for number in range(FILES):
@@ -95,9 +96,9 @@ def _make(request: pytest.FixtureRequest, home: Path, store: str, kind: str, ver
     return remote
 
 
-STORES = [("disk", "hint"), ("disk", "sql"), ("disk", "rest"), ("s3", "hint")]
+STORES = ["disk-hint", "disk-sql", "disk-rest", "s3-hint"]
 # By day each of them in one mode.
-EVERY = by_day([(*store, [*MODES][(number + n) % 3]) for number, store in enumerate(STORES) for n in range(3)], 3)
+EVERY = by_day([(store, [*MODES][(number + n) % 3]) for number, store in enumerate(STORES) for n in range(3)], 3)
 
 
 @pytest.fixture(autouse=True)
@@ -106,15 +107,15 @@ def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "LOCAL_GRANULE_S", 0.0)
 
 
-@pytest.fixture(params=STORES, ids="-".join)
+@pytest.fixture(params=STORES)
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
-    return _make(request, tmp_path, *request.param)
+    return _make(request, tmp_path)
 
 
-@pytest.fixture(params=by_day(["sql", "hint"], 2))
+@pytest.fixture(params=by_day(["disk-sql", "s3-hint"], 2))
 def remote_v3(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
-    """Of format 3; by day on this disk only."""
-    return _make(request, tmp_path, "disk" if request.param == "sql" else "s3", request.param, 3)
+    """Of format 3."""
+    return _make(request, tmp_path, 3)
 
 
 def costs(remote: Remote, table: LookupTable, act: Callable[[], Any]) -> tuple[int, int]:
@@ -130,10 +131,9 @@ def requests_and_calls(remote: Remote, table: LookupTable, act: Callable[[], Any
     return counts[:3], len(calls)
 
 
-@pytest.mark.parametrize(("store", "kind", "mode"), EVERY)
-def test_a_new_snapshot(request: pytest.FixtureRequest, tmp_path: Path, store: str, kind: str, mode: str) -> None:
+@pytest.mark.parametrize(("remote", "mode"), EVERY, indirect=["remote"])
+def test_a_new_snapshot(remote: Remote, mode: str) -> None:
     """Nothing new costs one look at the pointer; of a new snapshot each new file of metadata and data is looked at and read once."""
-    remote = _make(request, tmp_path, store, kind)
     table = remote.open(mode)
     assert table.get_many([3, 44]).num_rows == 2
     for reader in (table, table, remote.open(mode)):

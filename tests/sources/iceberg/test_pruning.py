@@ -36,15 +36,6 @@ def make_row(number: int) -> dict[str, Any]:
 ROWS = [make_row(number) for number in range(20)]
 
 
-def make_table(
-    home: Path, spec: Sequence[tuple[str, str]], bounds: bool = False, rows: Any = ROWS, form: int = 2
-) -> IcebergTable:
-    """A table of files, each of one partition; without bounds it is only the partitions that tell."""
-    table = IcebergTable.create(home / "t", COLUMNS, form, spec)
-    table.commit(table.data(rows, bounds=bounds))
-    return table
-
-
 def count_gets(
     table: Path, cache: Path, keys: tuple[str, Sequence[Any]] | None = None, **options: Any
 ) -> tuple[list[int], int]:
@@ -89,7 +80,8 @@ SPECS: dict[str, list[tuple[str, str]]] = {
 @pytest.mark.parametrize(("column", "transform"), [field for spec in SPECS.values() for field in spec])
 def test_transforms(tmp_path: Path, column: str, transform: str) -> None:
     """A value, several, and a range of a column are looked for in their partitions only, as predicates and as keys."""
-    table = make_table(tmp_path, [(column, transform)])
+    table = IcebergTable.create(tmp_path / "t", COLUMNS, spec=[(column, transform)])
+    table.commit(table.data(ROWS, bounds=False))  # so that only the partitions tell
     values, hashed = [row[column] for row in ROWS], transform.startswith("bucket")
     # By day a time before 1970, and other values after it.
     for number in (0, 1, 2, 13) if BY_NIGHT else (1,) if (column, transform) in SPECS["times"] else (13,):
