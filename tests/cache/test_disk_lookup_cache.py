@@ -7,7 +7,7 @@ import pickle
 import signal
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 from pyspark_lookup.cache import diskcache_database
 from pyspark_lookup.cache.disk_lookup_cache import DiskCacheLookupCache
 from pyspark_lookup.cache.lookup_cache import EntryRules
+from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from tests.support.fakes import FakeClock
 from tests.support.memory_cache import list_values, make_disk_cache, make_keys, make_rows
@@ -70,6 +71,10 @@ def test_entries_of_other_versions(tmp_path: Path) -> None:
     clock = FakeClock()
     cache, _ = filled(tmp_path / "c", clock)
     columns = pa.schema([("v", pa.int64())])
+
+    def unchanged(version: str, keys: Sequence[pa.Array]) -> Numbers:
+        return np.zeros(len(keys[0]), np.bool_)
+
     cache.use(EntryRules("b", columns))
     assert read_all(cache) == BLANK
     cache.put_many(make_keys(2), make_rows([22]))
@@ -79,17 +84,10 @@ def test_entries_of_other_versions(tmp_path: Path) -> None:
         EntryRules("c", columns, lambda version, keys: np.array(keys[0].to_numpy() == 1) if version == "b" else None)
     )
     assert read_all(cache) == [None, [22], None]
-    cache.use(EntryRules("c", columns, lambda version, keys: np.zeros(len(keys[0]), np.bool_)))
+    cache.use(EntryRules("c", columns, unchanged))
     assert read_all(cache) == [[10], [22], []]
     limits = {1: clock.steady_s, 2: clock.steady_s - 1, 3: float("nan")}
-    cache.use(
-        EntryRules(
-            "",
-            columns,
-            lambda version, keys: np.zeros(len(keys[0]), np.bool_),
-            lambda keys: np.array([limits[k] for k in keys[0].to_pylist()]),
-        )
-    )
+    cache.use(EntryRules("", columns, unchanged, lambda keys: np.array([limits[k] for k in keys[0].to_pylist()])))
     assert read_all(cache) == [None, [22], []]
     cache.use(EntryRules("", pa.schema([("w", pa.int64())])))
     assert cache.get_many(make_keys(1, 2, 3)).present.tolist() == [False, False, True]

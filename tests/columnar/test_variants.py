@@ -57,25 +57,17 @@ def test_missing_and_null() -> None:
     nothing = {"value": None, "typed_value": None}
     shape = {"a": "int64", "b": ["string"]}
     rows = [
-        None,
+        None, {"value": null}, {},
         {"typed_value": {"a": nothing, "b": nothing}},
         {"typed_value": {"a": {"value": null}, "b": {"value": null}}},
         {"typed_value": {"a": nothing, "b": {"typed_value": [{"value": null}, nothing, {"typed_value": ""}]}}},
-        {"value": null},
-        {},
-    ]
+    ]  # fmt: skip
     column = pa.array(
         [None if row is None else {"metadata": metadata, **row} for row in rows],
         node_type(shape, pa.field("metadata", pa.binary())),
     )
-    assert decoded(assemble(column)) == [
-        None,
-        {},
-        {"a": NULL, "b": NULL},
-        {"b": [NULL, NULL, ("string", "")]},
-        NULL,
-        NULL,
-    ]
+    values = [None, NULL, NULL, {}, {"a": NULL, "b": NULL}, {"b": [NULL, NULL, ("string", "")]}]
+    assert decoded(assemble(column)) == values
 
 
 DAMAGED = {

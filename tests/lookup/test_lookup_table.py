@@ -456,24 +456,15 @@ def test_dictionaries_that_lack_different_columns(site: Site) -> None:
 
 MOMENT = datetime.datetime(2024, 1, 2, 5)
 VALUES: list[tuple[pa.DataType, Any, Any]] = [
-    (pa.float64(), 1, 1.0),
-    (pa.float64(), object(), None),
-    (pa.float32(), 0.5, 0.5),
-    (pa.float32(), 1e300, None),
-    (pa.date32(), MOMENT.date(), MOMENT.date()),
-    (pa.date32(), MOMENT, None),
-    (pa.timestamp("us"), MOMENT, MOMENT),
+    (pa.float64(), 1, 1.0), (pa.float64(), object(), None), (pa.float32(), 0.5, 0.5), (pa.float32(), 1e300, None),
+    (pa.date32(), MOMENT.date(), MOMENT.date()), (pa.date32(), MOMENT, None), (pa.timestamp("us"), MOMENT, MOMENT),
     (pa.timestamp("us"), MOMENT.replace(tzinfo=datetime.timezone.utc), None),
     (pa.timestamp("us", "UTC"), MOMENT, None),
-    (pa.decimal128(10, 2), 5, decimal.Decimal("5.00")),
-    (pa.decimal128(10, 2), decimal.Decimal("0.125"), None),
-    (pa.int16(), 40000, None),
-    (pa.int32(), "x", None),
-    (pa.string(), 5, None),
-    (pa.bool_(), 1, None),
+    (pa.decimal128(10, 2), 5, decimal.Decimal("5.00")), (pa.decimal128(10, 2), decimal.Decimal("0.125"), None),
+    (pa.int16(), 40000, None), (pa.int32(), "x", None), (pa.string(), 5, None), (pa.bool_(), 1, None),
     (pa.struct([("a", pa.int32())]), {"a": 1.5}, None),
     (pa.list_(pa.decimal128(10, 2)), [decimal.Decimal("1e-300000000")], None),
-]
+]  # fmt: skip
 
 
 def test_values_of_dictionaries_do_not_change(site: Site) -> None:
