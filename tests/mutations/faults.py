@@ -527,7 +527,7 @@ FAULTS = [
         replace("$slice if self.rows is None else $taken", "$slice if self.rows is None else $slice"),
         ("tests/lookup/test_lookup_join.py::test_a_pass_is_its_joins",)),
     Fault("a-dependent-key-is-not-moved", "lookup/lookup_join.py::_Results.column",
-        replace("$column if $places is None else _take($column, $places)", "$column"),
+        replace("$column if $places is None else $column.take(_indices($places))", "$column"),
         ("tests/lookup/test_lookup_join.py::test_a_pass_is_its_joins",)),
     Fault("an-anti-join-keeps-matches", "lookup/lookup_join.py::_join_anti",
         replace("np.flatnonzero($absent | ($places >= 0))", "np.arange(len($absent))"),
