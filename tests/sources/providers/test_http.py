@@ -182,6 +182,31 @@ def test_an_etag_is_sent_back(shop: Api, desk: Desk) -> None:
     assert table.get(1) == []
 
 
+def test_max_age_ends_before_the_caches_own_bound(shop: Api, desk: Desk) -> None:
+    """A row, or that there is none, is used until max-age is over, less the Age; never longer than expire-after-write; also by other processes."""
+    shop.headers = {"Cache-Control": "private, max-age=100", "Age": "40"}
+    table = desk.table("http", make_options(shop, PARTIAL))
+    table.get_many(ids(1, 9))
+    shop.headers = {}
+    table.get_many(ids(2))
+    assert shop.count() == 3
+    desk.clock.tick(59.0)
+    table.get_many(ids(1, 9, 2))
+    desk.restart()
+    desk.table("http", make_options(shop, PARTIAL)).get_many(ids(1, 9, 2))
+    assert shop.count() == 0
+    desk.clock.tick(1.5)
+    shop.headers = {"Cache-Control": "max-age=1000000", "Age": "3000"}
+    table.get_many(ids(1, 9, 2))
+    assert sorted(path for _, path, _ in shop.requests) == ["/customers/1", "/customers/9"]
+    desk.clock.tick(599.0)  # an hour after the other server read it
+    table.get_many(ids(1))
+    assert shop.count() == 2
+    desk.clock.tick(2.0)
+    table.get_many(ids(1))
+    assert shop.count() == 1
+
+
 @pytest.mark.parametrize("control", ["no-store", "no-cache", "max-age=0", "max-age=60, no-store"])
 def test_what_must_not_be_stored(shop: Api, desk: Desk, control: str) -> None:
     """It answers the lookup, and no other one; with no-store nothing of it comes to the disk, while other keys of the lookup are cached."""
@@ -448,7 +473,7 @@ class Customers(System):
             yield
 
 
-FRESH = [("", math.inf), ("no-cache", 0.0), ("max-age=30", 30.0), ("max-age=600", 600.0)]
+FRESH = [("", math.inf), ("max-age=30", 30.0), ("no-cache", 0.0), ("max-age=600", 600.0)]
 
 
 def test_histories(api: Api, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
