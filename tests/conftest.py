@@ -38,8 +38,13 @@ os.environ.update(
     PYSPARK_PYTHON=sys.executable,
     PYSPARK_DRIVER_PYTHON=sys.executable,
 )
-# Tests are too short to gain from a JVM's thorough compilation, or from garbage collection by several threads.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# Tests are too short to gain from a JVM's thorough compilation, from garbage collection by several threads or when classes have
+# taken some room, or from a check of the bytecode of Spark's 20,000 classes. What is compiled has more room than 48 MB.
+_JVM_OPTIONS = (
+    "TieredStopAtLevel=1", "ReservedCodeCacheSize=240m", "+UseSerialGC", "MetaspaceSize=512m", "+UnlockDiagnosticVMOptions",
+    "-BytecodeVerificationRemote",
+)  # fmt: skip
+os.environ.setdefault("JDK_JAVA_OPTIONS", " ".join(f"-XX:{option}" for option in _JVM_OPTIONS))
 _HOST = Path(tempfile.mkdtemp(prefix="lookupcache-tests-"))
 # Each client of S3 reads the certificates that it trusts, which takes 40 ms for all that there are. Here S3 has no TLS: one will do.
 _FIRST, _END, _ = Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----\n")
@@ -128,11 +133,12 @@ def spark() -> Iterator[SparkSession]:
         for name, value in python_variables(_HOST).items():
             patch.setenv(name, value)
         session = (
-            SparkSession.builder.master("local[2,4]")  # 4: a failed task is tried again
+            SparkSession.builder.master("local[2,2]")  # a failed task is tried again, once
             .config("spark.ui.enabled", "false")
             .config("spark.sql.shuffle.partitions", "2")
             .config("spark.sql.warehouse.dir", str(_HOST / "warehouse"))
             .config("spark.driver.memory", "2g")
+            .config("spark.driver.extraJavaOptions", "-Xms1g -Xmn400m")
             .config("spark.sql.session.timeZone", "UTC")
             # The defaults from Spark 4.0 on.
             .config("spark.sql.parquet.datetimeRebaseModeInRead", "CORRECTED")

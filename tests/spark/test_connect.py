@@ -24,6 +24,8 @@ class Fence:
             raise ModuleNotFoundError("this task has no PyIceberg")
 
 if "pyspark.worker" in sys.orig_argv:  # what computes tasks, not what plans them
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pyiceberg"]:
+        del sys.modules[name]
     sys.meta_path.insert(0, Fence())
 """
 
