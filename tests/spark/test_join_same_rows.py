@@ -90,7 +90,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return facts, dim
 
 
-@pytest.mark.parametrize(("way", "how", "udfs"), by_day(itertools.product(WAYS, ["left", "inner"], UDFS), 15))
+@pytest.mark.parametrize(("way", "how", "udfs"), by_day(itertools.product(WAYS, ["left", "inner"], UDFS), 16))
 def test_keys_of_every_type_together(
     spark: SparkSession, sides: tuple[str, str], way: str, how: str, udfs: str
 ) -> None:
@@ -112,7 +112,10 @@ def values(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(saved(tmp_path_factory.mktemp("values") / "dim.parquet", doubled, 16))
 
 
-@pytest.mark.parametrize(("way", "udfs"), [*((way, "Arrow") for way in WAYS), ("full", "pandas")])
+@pytest.mark.parametrize(
+    ("way", "udfs"),
+    by_day([("full", "pandas"), ("full", "Arrow"), ("broadcast", "Arrow"), ("partial", "Arrow"), ("none", "Arrow")], 2),
+)
 def test_values_of_every_type(spark: SparkSession, values: str, way: str, udfs: str) -> None:
     """Columns of any type, nested ones too, arrive with the table's values, nulls and Spark type."""
     df = spark.range(-5, 300, 1, 3).withColumnRenamed("id", "row_id")

@@ -232,8 +232,8 @@ def test_a_stream_of_chains(spark: SparkSession, tmp_path: Path) -> None:
         observed_metrics = [
             progress["observedMetrics"] for progress in query.recentProgress if progress["numInputRows"]
         ]
-    rows = spark.table("chained").orderBy("batch").select("batch", "t0_version", "t1_version", "t2_version").distinct()
-    assert sorted(map(tuple, rows.collect())) == [(1, 1, 1, 1), (2, 2, 1, 2), (3, 2, 3, 2)]
+    rows = spark.table("chained").select("batch", "t0_version", "t1_version", "t2_version").collect()
+    assert sorted({*map(tuple, rows)}) == [(1, 1, 1, 1), (2, 2, 1, 2), (3, 2, 3, 2)]
     assert [{row["table"] for row in metrics.values()} for metrics in observed_metrics] == [{*map(str, paths)}] * 3
     first, second, third = ({row["table"]: row["digest"] for row in metrics.values()} for metrics in observed_metrics)
     assert first[str(paths[0])] != second[str(paths[0])] == third[str(paths[0])]

@@ -228,7 +228,7 @@ STATEMENTS = [*CREATES, *ALTERS, *WRITES, *READS]
 STATEMENTS += [(text, Expect(fails=words)) for words, texts in REFUSED.items() for text in texts]
 
 
-@pytest.mark.parametrize(("text", "expected"), by_day(STATEMENTS, 2), ids=[text for text, _ in STATEMENTS])
+@pytest.mark.parametrize(("text", "expected"), by_day(STATEMENTS, 3), ids=[text for text, _ in STATEMENTS])
 def test_every_statement(tables: Tables, text: str, expected: Expect) -> None:
     """A statement works, or its error names one that does. It writes only its own table, and only if it works."""
     *setup, last = text.split("; ")

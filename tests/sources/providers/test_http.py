@@ -641,6 +641,7 @@ def test_certificates_are_verified(shop: Api, desk: Desk, tmp_path: Path) -> Non
 
 
 @pytest.mark.spark
+@pytest.mark.nightly  # by day: test_databases.test_through_spark
 def test_a_stream(spark: SparkSession, shop: Api, tmp_path: Path) -> None:
     """Each micro-batch asks for the keys that no earlier one has asked for, once, from Spark's workers; a server that fails for a moment ends no stream."""
     options = make_options(shop, PARTIAL, {"lookup.provider": "http", "lookup.cache.dir": str(tmp_path / "cache")})
