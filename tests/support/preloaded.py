@@ -62,7 +62,7 @@ def become_daemon(connection: socket.socket) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    directory, worker, *variables = b"".join(iter(lambda: connection.recv(2**16), b"")).split(b"\0")
+    directory, arguments, *variables = b"".join(iter(lambda: connection.recv(2**16), b"")).split(b"\0")
     os.chdir(directory)
     os.environb.clear()
     os.environb.update(variable.split(b"=", 1) for variable in variables)
@@ -70,7 +70,7 @@ def become_daemon(connection: socket.socket) -> None:
     tempfile.tempdir = None
     path = os.environ["PYTHONPATH"].split(os.pathsep)
     sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
-    sys.argv = sys.orig_argv = ["pyspark.daemon", os.fsdecode(worker)]
+    sys.argv = sys.orig_argv = ["pyspark.daemon", *os.fsdecode(arguments).split()]
     sys.modules.pop("sitecustomize", None)
     site.execsitecustomize()
     # Workers call `invalidate_caches`, at which from Python 3.13 on an importer of a zip file forgets what is in it. `pkgutil` then
