@@ -276,7 +276,7 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
     if column.num_chunks == 1:
         array = column.chunk(0)
         if 2 * array.nbytes < array.get_total_buffer_size():
-            array = pa.concat_arrays([array])  # a copy, because a part keeps the memory of the whole array
+            array = pa.concat_arrays([array])  # a copy, because a slice keeps all of its buffers
     else:
         array = column.combine_chunks()
         if isinstance(array, pa.ChunkedArray):

@@ -420,7 +420,15 @@ def _from_snapshot(
     arrays = cast_keys(keys, [snapshot.schema.field(field.name) for field in fields])
     key_columns = _reusable_key_columns(fields, arrays)
     stored_names = [name for name in plan.needed_columns if name not in key_columns and name in snapshot.schema.names]
-    answer = snapshot.get(stored_names, Keys(arrays))
+    try:
+        answer = snapshot.get(stored_names, Keys(arrays))
+    except pa.ArrowInvalid:
+        if keys.num_rows <= 1:
+            raise
+        # A column of the rows takes more than the 2 GiB that one array can have.
+        half = keys.num_rows // 2
+        halves = (keys.slice(0, half), start), (keys.slice(half), start + half)
+        return [batch for part, at in halves for batch in _from_snapshot(plan, snapshot, part, fields, at, schema)]
     return [
         _answer(plan, dict(zip(stored_names, answer.columns, strict=True)), key_columns, answer.keys, start, schema)
     ]

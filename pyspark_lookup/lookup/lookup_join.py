@@ -588,13 +588,16 @@ class _Results:
         for columns, places in self.matches:
             if columns and len(columns[0]):
                 of_rows = row_sizes(columns)
-                sizes += of_rows if places is None else np.where(places < 0, 0, of_rows[places])
+                sizes += of_rows if places is None else np.where(places < 0, _fixed_bytes(columns), of_rows[places])
+            else:
+                sizes += _fixed_bytes(columns)
         return sizes
 
     def fits(self, size: int) -> bool:
         """Whether all results together take at most about `size` bytes. This is cheap to compute if no row of a lookup is repeated."""
         if self.rows is None or all(places is None for _, places in self.matches):
-            return sum(int(column.nbytes) for columns, _ in self.matches for column in columns) <= size
+            columns = [column for columns, _ in self.matches for column in columns]
+            return sum(int(column.nbytes) for column in columns) + self.count * _fixed_bytes(columns) <= size
         return bool(self.bytes.sum() <= size)
 
     @property
@@ -781,6 +784,12 @@ class LookupPass:
             f"{self._lookups[0].place} has several rows (up to {most}) for one key, here {self._key(arguments, row)}: give register_lookup "
             "multi=True, so that the function returns an array, or use lookup_join"
         )
+
+
+def _fixed_bytes(columns: Sequence[pa.Array]) -> int:
+    """About how many bytes a row of nulls takes in some columns."""
+    types = [column.type for column in columns]
+    return sum(max(t.bit_width // 8, 1) if pa.types.is_primitive(t) or pa.types.is_decimal(t) else 4 for t in types)
 
 
 def row_sizes(columns: Sequence[pa.Array]) -> Numbers:

@@ -34,7 +34,7 @@ _HEAP = re.compile("([0-9]+)([kmgt]?)b?")
 _LARGEST_ARRAY = 2**31 - 16  # the most bytes that an array can have in the JVM
 _ROWS_AT_ONCE = 65_536  # of these rows, a full cache is asked for the keys in one step
 _BYTES_AT_ONCE = 32 * 2**20
-_SLOW_S = 0.1
+_COLLECTED_S = 0.2
 
 
 def read(
@@ -201,36 +201,44 @@ class Resolve:
         yield pa.RecordBatch.from_arrays(columns, names=self._columns)
 
 
-def join_batches(
-    batches: Iterable[Sequence[pa.Array]],
-    rows_at_once: int,
-    bytes_at_once: int = _BYTES_AT_ONCE,
-    now_s: Callable[[], float] = time.monotonic,
-) -> Iterator[tuple[Sequence[pa.Array], int]]:
-    """(the columns of successive batches, joined; the number of rows of the largest of these batches).
+class JoinedBatches:
+    """Iterates over successive batches of columns, some of them joined: (the columns, the number of rows of the largest batch in them).
 
     A lookup has a fixed cost for each call, which is a third of its time for 10,000 keys. So batches are looked up together: as many rows as
-    were looked up before, up to about `rows_at_once`. A query with a LIMIT, which ends its workers early, so never looks up more than twice the
-    rows that it needs. Joined batches have at most `bytes_at_once` bytes. A batch that took more than 0.1 s to arrive is not kept waiting for
-    another one: its rows may come from a slow stream.
+    were looked up before, up to about `rows_at_once`, which may be changed meanwhile. A query with a LIMIT, which ends its workers early, so
+    never looks up more than twice the rows that it needs. Joined batches have at most `bytes_at_once` bytes. Their rows may come from a slow
+    stream, so they are not collected for more than 0.2 s.
     """
-    parts: list[Sequence[pa.Array]] = []
-    rows = size = largest = rows_before = 0
-    asked_s = now_s()
-    for batch in batches:
-        is_slow = now_s() - asked_s > _SLOW_S
-        batch_bytes = sum(column.nbytes for column in batch)
-        if parts and size + batch_bytes > bytes_at_once:
+
+    def __init__(
+        self,
+        batches: Iterable[Sequence[pa.Array]],
+        rows_at_once: int,
+        bytes_at_once: int = _BYTES_AT_ONCE,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._batches = batches
+        self.rows_at_once = rows_at_once
+        self._bytes_at_once = bytes_at_once
+        self._now_s = now_s
+
+    def __iter__(self) -> Iterator[tuple[Sequence[pa.Array], int]]:
+        parts: list[Sequence[pa.Array]] = []
+        rows = size = largest = rows_before = 0
+        began_s = self._now_s()
+        for batch in self._batches:
+            batch_bytes = sum(column.nbytes for column in batch)
+            if parts and size + batch_bytes > self._bytes_at_once:
+                yield _concat(parts), largest
+                rows_before, parts, rows, size, largest = rows_before + rows, [], 0, 0, 0
+            parts.append(batch)
+            rows, size, largest = rows + len(batch[0]), size + batch_bytes, max(largest, len(batch[0]))
+            if rows >= min(rows_before, self.rows_at_once) or self._now_s() - began_s > _COLLECTED_S:
+                yield _concat(parts), largest
+                rows_before, parts, rows, size, largest = rows_before + rows, [], 0, 0, 0
+                began_s = self._now_s()
+        if parts:
             yield _concat(parts), largest
-            rows_before, parts, rows, size, largest = rows_before + rows, [], 0, 0, 0
-        parts.append(batch)
-        rows, size, largest = rows + len(batch[0]), size + batch_bytes, max(largest, len(batch[0]))
-        if is_slow or rows >= min(rows_before, rows_at_once):
-            yield _concat(parts), largest
-            rows_before, parts, rows, size, largest = rows_before + rows, [], 0, 0, 0
-        asked_s = now_s()
-    if parts:
-        yield _concat(parts), largest
 
 
 def _concat(parts: Sequence[Sequence[pa.Array]]) -> Sequence[pa.Array]:
@@ -255,11 +263,14 @@ class Probe:
         lookups = open_pass(self._spec, session_options())
         executions = [current_execution(stage.build) for stage in lookups.spec.stages]
         row_bytes = largest_row()
-        rows_at_once = _ROWS_AT_ONCE if lookups.in_memory else 0
+        joined = JoinedBatches(batches, _ROWS_AT_ONCE if lookups.in_memory else 0)
         try:
-            for arrays, batch_rows in join_batches(batches, rows_at_once):
+            for arrays, batch_rows in joined:
                 keys, versions = arrays[: -self._versions], arrays[-self._versions :]
                 for answers in lookups.answers(keys, versions, executions, row_bytes):
+                    # Of wide rows, fewer are looked up at once: all of them are in memory.
+                    rows_per_limit = _BYTES_AT_ONCE * len(answers) // max(answers.nbytes, 1)
+                    joined.rows_at_once = min(joined.rows_at_once, rows_per_limit)
                     lookups.publish()  # for each batch, because Spark may kill the worker before the last one
                     # Spark gets batches that are no larger than its own.
                     for start in range(0, len(answers), batch_rows):

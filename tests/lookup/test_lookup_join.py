@@ -566,6 +566,15 @@ def test_a_pass_is_its_joins(chain: tuple[list[Key], list[Table], list[Stage]], 
     assert lookups[0].probed == len(batch)
 
 
+def test_nulls_take_memory() -> None:
+    """Results without a row count, too, when the memory for all results is limited."""
+    columns = [pa.array([0.5]) for _ in range(100)]
+    results = joining._Results(0, 1000, None, ((columns, np.array([0] + [-1] * 999)),))
+    actual = sum(column.nbytes for column in results.all_columns())
+    assert not results.fits(actual // 2) and results.fits(2 * actual)
+    assert actual / 2 < results.bytes.sum() < 2 * actual
+
+
 def test_a_row_that_spark_could_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one row has found, or several lookups of it have multiplied, is an error that names its keys; what is before it is given out."""
 

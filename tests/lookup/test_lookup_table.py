@@ -5,7 +5,7 @@ import decimal
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable, errors
+from pyspark_lookup.cache.full.snapshot import Answer, Snapshot
+from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.storage.disk import records as records_module
@@ -313,6 +315,20 @@ def test_a_warm_get_reads_and_writes_no_record(
                 assert opened.get(1) == opened.get_many([1]).drop_columns(["key_index"]).to_pylist()
         assert touched == []
         assert opened.metrics()["hitCount"] == before + 6  # each is counted
+
+
+def test_more_text_than_an_array_can_have(table: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the rows of many keys do not fit into arrays, the rows of fewer keys are fetched at a time; the answer is the same."""
+    full, keys, get = table({"lookup.keys": "id", "lookup.cache": "FULL"}), [4, 9, 2, 1, 2, None, 3], Snapshot.get
+    answer = full.get_many(keys)
+
+    def get_few(snapshot: Snapshot, names: Sequence[str], request: Keys) -> Answer:
+        if request.rows > 2:
+            raise pa.ArrowInvalid("Take operation overflowed binary array capacity")
+        return get(snapshot, names, request)
+
+    monkeypatch.setattr(Snapshot, "get", get_few)
+    assert full.get_many(keys) == answer
 
 
 @pytest.mark.parametrize("key", ["id", "text"])

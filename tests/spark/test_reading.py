@@ -5,7 +5,7 @@ import itertools
 import sys
 import zipfile
 import zipimport
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
-from pyspark_lookup.spark.reading import join_batches, prepare_worker
+from pyspark_lookup.lookup.lookup_join import PassSpec
+from pyspark_lookup.spark import reading
+from pyspark_lookup.spark.reading import JoinedBatches, prepare_worker
 from tests.support.fakes import FakeClock
 from tests.support.spark_tables import run_script
 
@@ -36,31 +38,63 @@ def test_what_a_first_array_imports_is_exempt_from_collections(tmp_path: Path) -
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0.0, 0.01, 0.2]))),
-    st.integers(0, 40),
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0.0, 0.04, 0.3]), st.integers(0, 40))),
     st.sampled_from([0, 100, 1000]),
 )
-def test_joined_batches(sizes: list[tuple[int, float]], rows_at_once: int, bytes_at_once: int) -> None:
-    """All rows, in order, in batches within their limits; none is read long before it is needed, and a slow one waits for no other."""
-    numbers, rows_read, rows_joined, joined, clock, slow = itertools.count(), 0, 0, [], FakeClock(), False
+def test_joined_batches(batches: list[tuple[int, float, int]], bytes_at_once: int) -> None:
+    """All rows, in order, in batches within their limits; none is read long before it is needed, nor waits long for others."""
+    numbers, clock, rows_read, rows_joined, joined_rows = itertools.count(), FakeClock(), 0, 0, []
+    waits_since_s: float | None = None
 
     def make_batches() -> Iterator[tuple[pa.Array, pa.Array]]:
-        nonlocal rows_read, slow
-        for size, seconds in sizes:
-            assert not slow or rows_joined == rows_read
-            rows_read, slow = rows_read + size, seconds > 0.1
+        nonlocal rows_read, waits_since_s
+        for size, seconds, rows_at_once in batches:
+            joined.rows_at_once = rows_at_once
+            assert waits_since_s is None or clock.steady_s - waits_since_s <= 0.2
+            asked_s = clock.steady_s
             clock.tick(seconds)
+            waits_since_s = asked_s if waits_since_s is None else waits_since_s
+            rows_read += size
             ids = list(itertools.islice(numbers, size))
             yield pa.array(ids, pa.int64()), pa.array(map(str, ids), pa.string())
 
-    for (ids, texts), largest in join_batches(make_batches(), rows_at_once, bytes_at_once, lambda: clock.steady_s):
+    joined = JoinedBatches(make_batches(), 0, bytes_at_once, lambda: clock.steady_s)
+    for (ids, texts), largest in joined:
         assert len(ids) == len(texts) and largest <= 9
-        assert len(ids) <= largest or len(ids) < min(rows_joined, rows_at_once) + largest
+        assert len(ids) <= largest or len(ids) < min(rows_joined, 40) + largest
         assert len(ids) <= largest or ids.nbytes + texts.nbytes <= bytes_at_once
-        assert rows_read <= rows_joined + min(rows_joined, rows_at_once) + 2 * 9
+        assert rows_read <= rows_joined + min(rows_joined, 40) + 2 * 9
+        waits_since_s = None
         rows_joined += len(ids)
-        joined += zip(ids.to_pylist(), texts.to_pylist(), strict=True)
-    assert joined == [(number, str(number)) for number in range(rows_read)]
+        joined_rows += zip(ids.to_pylist(), texts.to_pylist(), strict=True)
+    assert joined_rows == [(number, str(number)) for number in range(rows_read)]
+
+
+class _Lookups:
+    """In place of a pass: answers rows with texts of `width` bytes, and notes how many rows it is asked for at once."""
+
+    in_memory, spec = True, PassSpec((), many=True)
+
+    def __init__(self, width: int) -> None:
+        self.answer, self.asked = "x" * width, list[int]()
+
+    def answers(self, keys: Sequence[pa.Array], *_: object) -> Iterator[pa.Array]:
+        self.asked.append(len(keys[0]))
+        yield pa.array([self.answer] * len(keys[0]))
+
+    def publish(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(("width", "most"), [(10, 7_000), (100_000, 400)])
+def test_wide_rows_are_looked_up_in_small_batches(monkeypatch: pytest.MonkeyPatch, width: int, most: int) -> None:
+    """All answers to joined batches are in memory at once, so there are fewer of them if they are large. Spark gets batches of its own size."""
+    lookups = _Lookups(width)
+    monkeypatch.setattr(reading, "open_pass", lambda *_: lookups)
+    batches = [(pa.array(range(100)), pa.array([b""] * 100))] * 70
+    answers = list(reading.Probe("probe", "", 1)(iter(batches)))
+    assert max(lookups.asked) <= most and sum(lookups.asked) == 7_000
+    assert (max(lookups.asked) > 100) and {len(answer) for answer in answers} == {100}
 
 
 @pytest.mark.spark

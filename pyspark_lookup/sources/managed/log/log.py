@@ -561,7 +561,7 @@ class NotificationLog:
         try:
             # A copied table has other files with the same contents.
             ((_, event),) = self._events.read([file])
-        except SourceChangedError:
+        except (UfsNotFoundError, SourceChangedError):
             return None
         return file if event.nonce == state.nonce else None
 
