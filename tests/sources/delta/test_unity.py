@@ -228,9 +228,10 @@ def test_another_table_under_the_name(lake: Lake, source: str) -> None:
     assert LEND in lake.catalog.count()  # nobody has authorised this principal for the new table yet
 
 
-def test_credentials_are_renewed(lake: Lake) -> None:
+@pytest.mark.parametrize("clocks", [(0.0, 0.0), (7200.0, -7200.0)])
+def test_credentials_are_renewed(lake: Lake, clocks: tuple[float, float]) -> None:
     """Five minutes before their end, by the catalog's clock; and when the store says that they have expired. No clock need be right."""
-    lake.catalog.ahead_s, lake.store.ahead_s = 7200.0, -7200.0
+    lake.catalog.ahead_s, lake.store.ahead_s = clocks
     lake.create("a")
     table = lake.table()
     assert ids(table) == [0, 1]
@@ -274,6 +275,23 @@ def test_a_grant_that_is_revoked(lake: Lake, mode: str) -> None:
     with pytest.raises(CatalogUnavailableError, match="answers with status 503"):
         table.get(1)
     lake.catalog.fault = None
+    assert table.get(1)
+
+
+def test_two_principals_on_a_host(lake: Lake) -> None:
+    """They share what is cached only while both may read the table."""
+    lake.create("a")
+    assert lake.table("partial", **CACHED).get(1)
+    lake.start("bob")
+    lake.refused(UfsPermissionError, "does not let this principal read", lake.table("partial", **CACHED))
+    lake.refused(UfsPermissionError, "does not let this principal read", lake.table("full"))
+    lake.catalog.readers[NAME].add("bob")
+    lake.catalog.count()
+    table = lake.table("partial", **CACHED)
+    heads, _, gets, _ = counting(table, lambda: table.get(1))
+    assert (heads, gets) == (0, 0)
+    assert LEND in lake.catalog.count()
+    lake.catalog.readers[NAME].remove("ann")
     assert table.get(1)
 
 

@@ -387,6 +387,26 @@ def test_a_refusal_is_known_to_the_whole_host(world: World) -> None:
         world.refused(errors.UfsPermissionError, "403", act)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_catalog_that_is_down(world: World, mode: str) -> None:
+    """An error that names it; in CACHE mode, the last version for as long as the principal was authorised."""
+    alice = world.process()
+    current, cached = alice.open(mode), alice.open(mode, **CACHED[mode])
+    token = alice.issue(mode)
+    for reader in (current, cached):
+        assert alice.ids(reader) == [1, 2, 3]
+    world.catalog.fault = lambda method, path: (503, error_body(503, "Unavailable", "later"))
+    named = r"the Iceberg catalog 'tests' answered with HTTP status 503.*later"
+    world.refused(errors.CatalogUnavailableError, named, lambda: alice.ids(current))
+    world.later(EVERY_S - 1)
+    assert alice.ids(cached) == alice.look_up(token, mode) == [1, 2, 3]
+    world.later(1)
+    for act in (lambda: alice.ids(cached), lambda: world.process().look_up(token, mode), lambda: alice.ids(current)):
+        world.refused(errors.CatalogUnavailableError, named, act)
+    world.catalog.fault = None
+    assert alice.ids(cached) == alice.ids(current) == [1, 2, 3]
+
+
 @pytest.mark.parametrize("reads_cache", [True, False])
 def test_a_catalog_that_is_silent(world: World, monkeypatch: pytest.MonkeyPatch, reads_cache: bool) -> None:
     """One process of the host waits for its answer in vain; the others do not wait again for a minute, and get no rows that they may not get."""
@@ -604,6 +624,22 @@ def test_conditions_that_are_not_met(world: World) -> None:
         world.refused(errors.NotSupportedError, message, lambda: alice.ids(cached))
     world.catalog.more = {"read-restrictions": {"required-row-filter": None, "required-column-projections": []}}
     assert alice.ids(cached) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("is_stated", [False, True])
+def test_a_location_that_is_not_covered(world: World, is_stated: bool) -> None:
+    """By what the catalog says of the credentials, or by what the store says to them; the process's own are not tried instead."""
+    other_table = world.make("other")
+    alice = world.process()
+    if is_stated:
+        world.catalog.prefix = other_table.url
+        error = r"not covered by the credentials that the Iceberg catalog 'tests' has lent, which are for s3://.*/table"
+    else:
+        lend = world.store.lend
+        world.store.lend = lambda url, lives_s: lend(f"{url}/elsewhere", lives_s)  # type: ignore[method-assign]
+        error = r"credentials that the Iceberg catalog 'tests' has lent, but the store refuses them: they do not cover the location"
+    world.refused(errors.PysparkLookupError, error, lambda: alice.ids(alice.open()))
+    assert world.take_requests() == [("alice", "table")]
 
 
 def test_two_catalogs_of_one_name(world: World) -> None:

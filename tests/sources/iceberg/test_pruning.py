@@ -40,6 +40,7 @@ def count_gets(
     table: Path, cache: Path, keys: tuple[str, Sequence[Any]] | None = None, **options: Any
 ) -> tuple[list[int], int]:
     """(the ids of the rows, how many GETs the data files cost: one or two each)."""
+    wait_until_settled(table / "metadata/version-hint.text")  # until then each query reads it
     reader = opened(table, cache, "none", None if keys is None else keys[0], **options)
     assert reader.version
     ids: list[int] = []
