@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import sys
+import threading
 import time
 import urllib.parse
 from pathlib import Path
@@ -33,10 +34,11 @@ from tests.support.fakes import FakeClock
 from tests.support.fuzzing import by_day
 from tests.support.lookup_functions import TEXTS, counted, ids
 from tests.support.postgres import PostgresServer
+from tests.support.spark_tables import CONNECT, run_script
 from tests.support.sparks import DATA_SOURCES, needs
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h"}
 FULL = {"lookup.cache": "FULL", "lookup.full-cache.build-wait": "1 h"}
@@ -654,3 +656,64 @@ def test_through_spark(spark: SparkSession, database: Database) -> None:
     assert sorted((row.order_id, row.n) for row in joined.collect()) == [(7, 10), (8, 30), (9, None)]
     everything = spark.read.format("lookupcache").options(**uncached).load(database.url)
     assert everything.where("n >= 21").count() == 2
+
+
+OVER_CONNECT = """
+import sys
+from pyspark_lookup import lookup_join, register_lookup
+url, cache = sys.argv[1:]
+spark = connect.getOrCreate()
+options = {"lookup.table": "people", "lookup.keys": "id", "lookup.cache.dir": cache}
+print("SCAN", spark.read.format("lookupcache").options(**options).load(url).count())
+joined = lookup_join(spark.range(4), url, on="id", options=options)
+print("JOIN", sorted(row.n for row in joined.collect() if row.n))
+register_lookup(spark, "person", url, "id", options=options)
+print("FUNCTION", spark.sql("SELECT person(1).name AS name").first().name)
+"""
+
+
+@needs(DATA_SOURCES)
+@pytest.mark.nightly
+@pytest.mark.spark
+@pytest.mark.timeout(560)  # most of it is the start of a server
+def test_over_connect(served: Database, tmp_path: Path, cache_dir: Path) -> None:
+    """A client of Spark Connect scans, joins and calls functions."""
+    served.execute("DROP TABLE IF EXISTS people")
+    served.execute("CREATE TABLE people (id BIGINT, name VARCHAR(9), n INTEGER)")
+    served.execute("INSERT INTO people VALUES (1, 'one', 10), (3, 'three', 30)")
+    lines = run_script(tmp_path, CONNECT + OVER_CONNECT, served.url, cache_dir, timeout_s=500)
+    assert lines == ["SCAN 2", "JOIN [10, 30]", "FUNCTION one"]
+
+
+@needs(DATA_SOURCES)
+@pytest.mark.nightly
+@pytest.mark.spark
+def test_a_stream_survives_its_server(spark: SparkSession, served: Database, tmp_path: Path) -> None:
+    """The server is killed in the middle of a micro-batch and comes back: no row is wrong, and the stream goes on."""
+    assert served.server is not None
+    name = served.create_table(PEOPLE.set_column(0, "id", pa.array([1, 2, 4, 3])))
+    for number in range(4):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / f"{number}.json").write_text(f'{{"id": {number + 1}}}')
+    orders = spark.readStream.schema("id INT").option("maxFilesPerTrigger", 1).json(str(tmp_path / "in"))
+    options = served.named(name, "id", {"lookup.max-retries": "20", "lookup.version-query": "SELECT 1"})
+    joined = lookup_join(orders, served.url, on="id", options=options)
+    batches, restarts = list[list[tuple[int, int]]](), list[threading.Timer]()
+
+    def take(batch: DataFrame, number: int) -> None:
+        if number == 1:  # this batch has been planned, and has not asked yet
+            assert served.server is not None
+            served.server.stop()
+            restarts.append(threading.Timer(2, served.server.start))
+            restarts[0].start()
+        batches.append([(row.id, row.n) for row in batch.collect()])
+
+    query = joined.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "state")).start()
+    try:
+        query.processAllAvailable()
+        assert query.exception() is None
+    finally:
+        query.stop()
+        for restart in restarts:
+            restart.join()
+    assert sorted(row for batch in batches for row in batch) == [(1, 10), (2, 20), (3, 30), (4, 21)]
