@@ -189,7 +189,7 @@ class Soak:
 
 
 def soak(work: Path, seconds: float, seed: int, hang_s: float) -> dict[str, Any]:
-    """What a soak of so many seconds came to; AssertionError if it could not go on, or hung for `hang_s` (`Pulse`)."""
+    """What a soak of so many seconds came to; AssertionError if it could not go on, or hung for `hang_s`."""
     running = Soak(work, seed, hang_s)
     if running.clocks.missing:
         print(f"clocks are not stepped: {running.clocks.missing}", flush=True)
