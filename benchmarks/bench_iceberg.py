@@ -208,6 +208,8 @@ def upserts(place: Path, work: Path, rows: int, files: int, runs: int, commits: 
         reloads.append((commit_count, min(times)))
         live = full.scan()
         name = f"ns.compacted{count}"
+        if catalog.table_exists(name):  # from a run that was stopped
+            catalog.drop_table(name)
         compacted = catalog.create_table(name, live.schema)
         live = live.sort_by("id")
         for part in range(files):
