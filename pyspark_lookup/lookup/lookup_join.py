@@ -318,6 +318,7 @@ class Lookup:
 
     @property
     def cache_mode(self) -> CacheMode:
+        """The cache in which the lookup finds its rows."""
         return self._options.cache.mode
 
     @property

@@ -32,9 +32,9 @@ from pyspark_lookup.versions.executions import Build, Execution
 # Spark's notation for sizes of memory; a number without a unit is in megabytes.
 _HEAP = re.compile("([0-9]+)([kmgt]?)b?")
 _LARGEST_ARRAY = 2**31 - 16  # the most bytes that an array can have in the JVM
-_ROWS_AT_ONCE = 65_536  # of these rows, a full cache is asked for the keys in one step
-_BYTES_AT_ONCE = 32 * 2**20
-_COLLECTED_S = 0.2
+_ROWS_AT_ONCE = 65_536  # rows of joined batches, see `JoinedBatches`
+_BYTES_AT_ONCE = 32 * 2**20  # bytes of the arguments of joined batches, and of the answers to them
+_COLLECTED_S = 0.2  # how long batches are collected before they are looked up
 
 
 def read(
@@ -202,7 +202,7 @@ class Resolve:
 
 
 class JoinedBatches:
-    """Iterates over successive batches of columns, some of them joined: (the columns, the number of rows of the largest batch in them).
+    """Joins successive batches of columns into larger ones. Yields (the columns, the number of rows of the largest batch in them).
 
     A lookup has a fixed cost for each call, which is a third of its time for 10,000 keys. So batches are looked up together: as many rows as
     were looked up before, up to about `rows_at_once`, which may be changed meanwhile. A query with a LIMIT, which ends its workers early, so
@@ -268,7 +268,7 @@ class Probe:
             for arrays, batch_rows in joined:
                 keys, versions = arrays[: -self._versions], arrays[-self._versions :]
                 for answers in lookups.answers(keys, versions, executions, row_bytes):
-                    # Of wide rows, fewer are looked up at once: all of them are in memory.
+                    # All answers to joined batches are in memory at once. So if the rows are wide, fewer are looked up together.
                     rows_per_limit = _BYTES_AT_ONCE * len(answers) // max(answers.nbytes, 1)
                     joined.rows_at_once = min(joined.rows_at_once, rows_per_limit)
                     lookups.publish()  # for each batch, because Spark may kill the worker before the last one

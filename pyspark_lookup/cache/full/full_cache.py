@@ -91,8 +91,8 @@ def draw_progress(
 ) -> Iterator[Callable[[int, int], None]]:
     """Show the progress of a `with` block. The block gets a function, which it calls with (bytes done, bytes in total).
 
-    `interactive`: draw a bar (None: if somebody watches the output). Otherwise log a line every ten seconds, and one at the end if any line
-    was logged. A block of less than a second shows nothing.
+    `label`: returns the text in front of the bar or line. `interactive`: draw a bar (None: if somebody watches the output). Otherwise log a line
+    every ten seconds, and one at the end if any line was logged. A block of less than a second shows nothing.
     """
     if _is_interactive() if interactive is None else interactive:
         with _Bar(desc=label(), unit="B", unit_scale=True, delay=_BAR_AFTER_S, mininterval=0, leave=False) as bar:
