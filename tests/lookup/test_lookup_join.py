@@ -567,7 +567,7 @@ def test_a_pass_is_its_joins(chain: tuple[list[Key], list[Table], list[Stage]], 
 
 
 def test_nulls_take_memory() -> None:
-    """Results without a row count, too, when the memory for all results is limited."""
+    """The limit of the memory for results counts the nulls of keys without a row, too."""
     columns = [pa.array([0.5]) for _ in range(100)]
     results = joining._Results(0, 1000, None, ((columns, np.array([0] + [-1] * 999)),))
     actual = sum(column.nbytes for column in results.all_columns())
