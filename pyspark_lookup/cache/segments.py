@@ -347,9 +347,15 @@ class Segment:
         return self._index.first_rows(numbers)
 
     def locate_rows(self, key: OneKey, hashed: int) -> range:
-        """The rows that have `key`, if keys are a single column. `hashed`: its hash, computed with this segment's seed."""
+        """The rows that have `key`, if keys are a single column. `hashed`: its hash, computed with this segment's seed; any number unless
+        `uses_hashes`."""
         assert self._index is not None
         return self._index.find_rows(key, hashed)
+
+    @property
+    def uses_hashes(self) -> bool:
+        """Whether `locate_rows` needs the hash of a key."""
+        return self._index is not None and self._index.uses_hashes
 
     @property
     def unique(self) -> bool:
@@ -377,9 +383,14 @@ class Segment:
         indices = as_indices(rows)
         return [_text(pc.take(column, indices, boundscheck=False), texts) for column, texts in map(self._column, names)]
 
-    def row(self, names: Sequence[str], row: int) -> tuple[Any, ...]:
-        """The values of one row in the columns `names`, as Python values."""
-        return tuple(_value(*self._column(name), row) for name in names)
+    def row(self, names: Sequence[str], row: int) -> dict[str, Any]:
+        """The values of one row in the columns `names`, as Python values by column."""
+        values = {}
+        for name in names:
+            column, texts = self._columns.get(name) or self._column(name)
+            value = column[row].as_py()
+            values[name] = value if texts is None or value is None else texts[value].as_py()
+        return values
 
     def slice(self, names: Sequence[str], start: int, stop: int) -> list[pa.Array]:
         """The columns `names` of the rows from `start` to before `stop`; codes become the texts that they stand for."""
@@ -410,11 +421,6 @@ def _parse_file(record: Any) -> SegmentFile:
 
 def _text(column: pa.Array, texts: pa.Array | None) -> pa.Array:
     return column if texts is None else pc.take(texts, column, boundscheck=False)
-
-
-def _value(column: pa.Array, texts: pa.Array | None, row: int) -> Any:
-    value = column[row].as_py()
-    return value if texts is None or value is None else texts[value].as_py()
 
 
 def _numbers(region: memoryview, rows: int) -> Numbers:

@@ -32,7 +32,6 @@ The answer of a lookup is a table of rows; its column `KEY_INDEX` says to which 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import decimal
 import hashlib
@@ -92,20 +91,24 @@ OneKey = int | bytes
 """A key of one column, as a lookup of a single key uses it: an integer, or the bytes of a text or binary value."""
 
 
-def one_key(key: object, kind: pa.DataType) -> OneKey | None:
-    """A Python value as a key of a column of type `kind`.
+def make_key_parser(kind: pa.DataType) -> Callable[[object], OneKey | None]:
+    """A function that returns a Python value as a key of a column of type `kind`.
 
-    None for a value that such a column cannot have, that only `cast_keys` can convert, or that is longer than 1 KiB.
+    It returns None for a value that such a column cannot have, that only `cast_keys` can convert, or that is longer than 1 KiB.
     """
-    if type(key) is int and pa.types.is_integer(kind):
+    if pa.types.is_integer(kind):
         low, high = _bounds(kind)
-        return key if low <= key <= high else None
-    data: bytes | None = None
-    if type(key) is str and is_text(kind):
-        with contextlib.suppress(UnicodeEncodeError):
-            data = key.encode()
-    elif type(key) is bytes and is_binary(kind):
-        data = key
+        return lambda key: key if type(key) is int and low <= key <= high else None
+    if is_text(kind):
+        return _encode_key
+    return lambda key: key if type(key) is bytes and is_binary(kind) and len(key) <= 8 * _WORDS_AT_MOST else None
+
+
+def _encode_key(key: object) -> bytes | None:
+    try:
+        data = key.encode() if type(key) is str else None
+    except UnicodeEncodeError:
+        return None
     return data if data is not None and len(data) <= 8 * _WORDS_AT_MOST else None
 
 
@@ -735,8 +738,16 @@ class KeyIndex:
         rows += np.repeat(begins - (ends - counts), counts)
         return Matches(np.repeat(hits, counts), rows)
 
+    @property
+    def uses_hashes(self) -> bool:
+        """Whether `find_rows` needs the hash of a key."""
+        return self._slots is None
+
     def find_rows(self, key: OneKey, hashed: int) -> range:
-        """The rows that have `key`, if keys are a single column. `hashed`: its hash, computed with the seed with which the index was built."""
+        """The rows that have `key`, if keys are a single column.
+
+        `hashed`: its hash, computed with the seed with which the index was built; any number unless `uses_hashes`.
+        """
         number = self._find_number(key, hashed)
         if number is None:
             return range(0)

@@ -28,16 +28,17 @@ from pyspark_lookup.columnar.keys import (
     SEED,
     Keys,
     Numbers,
+    OneKey,
     as_array,
     as_bools,
     as_indices,
     cast_keys,
     distinct_keys,
     key_numbers,
+    make_key_parser,
     match_rows,
     no_rows,
     one_array,
-    one_key,
     take_matches,
     take_requested,
 )
@@ -338,7 +339,7 @@ def _read_version(
 ) -> tuple[pa.Table, Resolution]:
     """(what `read` returns for a resolved version, this version). If a file of it is gone, both are of the version that replaces it."""
     if plan.table.fails_when_gone(plan.options):  # other tasks may read this version, so it must not be replaced here
-        resolution = dataclasses.replace(resolution, decided_here=False)
+        resolution = resolution._replace(decided_here=False)
     rows, version = read_with_restarts(
         plan.table,
         resolution.version,
@@ -746,7 +747,7 @@ class KeyedRead:
     names: tuple[str, ...]
     plan: ReadPlan
     direct: Snapshot | None = None
-    kind: pa.DataType | None = None
+    parse_key: Callable[[object], OneKey | None] | None = None
 
     @cached_property
     def columns(self) -> list[str]:
@@ -766,7 +767,7 @@ class KeyedRead:
                 or KEY_INDEX in self.columns
             ):
                 return False
-            self.kind = stored_schema.field(self.names[0]).type
+            self.parse_key = make_key_parser(stored_schema.field(self.names[0]).type)
             self.direct = snapshot  # set last, because other threads test it first
         return True
 
@@ -900,9 +901,9 @@ def _rows_direct(reader: TableReader, read: KeyedRead, key: Any, snapshot: Snaps
 
     None if the key or a column does not allow this.
     """
-    if not read.is_direct(snapshot):
+    if not read.is_direct(snapshot) or read.parse_key is None:
         return None
-    lookup_key = one_key(key, read.kind)
+    lookup_key = read.parse_key(key)
     if lookup_key is None:
         return None
     try:
@@ -911,7 +912,7 @@ def _rows_direct(reader: TableReader, read: KeyedRead, key: Any, snapshot: Snaps
         # No Python type can hold one of the values. The read by an Arrow table raises an error that names its column.
         return None
     reader.metrics.inc("hitCount")
-    return [dict(zip(read.columns, row, strict=True)) for row in rows]
+    return rows
 
 
 def rows_of_keys(

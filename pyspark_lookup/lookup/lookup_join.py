@@ -270,25 +270,26 @@ class Lookup:
             return self._fail(batch, self._nothing(), np.zeros(batch.keys.num_rows, np.bool_), message)
         open_version: _OpenVersion | None = None
         try:
-            with self._engine.measure("lookupTime"):
-                open_version = self._get_version(token, execution)
-                reader = self._engine.reader
-                reader.resolver.count_served(open_version.plan.table, open_version.resolution.version)
-                matches, resolution = self._match_indexed(open_version, keys), open_version.resolution
-                if matches is None and match is not None and not names:
-                    matches, resolution = self._match_all(open_version, match, keys[0], execution)
-                elif matches is None:
-                    matches, resolution = get_many_from_version(
-                        reader,
-                        open_version.plan,
-                        make_batch().keys,
-                        open_version.names,
-                        execution,
-                        open_version.resolution,
-                        open_version.snapshot,
-                    )
-                    self._count_repeats(make_batch(), open_version)
-                    matches = self._matching(make_batch(), matches, open_version)
+            started_s = self._engine.steady_s()
+            open_version = self._get_version(token, execution)
+            reader = self._engine.reader
+            reader.resolver.count_served(open_version.plan.table, open_version.resolution.version)
+            matches, resolution = self._match_indexed(open_version, keys), open_version.resolution
+            if matches is None and match is not None and not names:
+                matches, resolution = self._match_all(open_version, match, keys[0], execution)
+            elif matches is None:
+                matches, resolution = get_many_from_version(
+                    reader,
+                    open_version.plan,
+                    make_batch().keys,
+                    open_version.names,
+                    execution,
+                    open_version.resolution,
+                    open_version.snapshot,
+                )
+                self._count_repeats(make_batch(), open_version)
+                matches = self._matching(make_batch(), matches, open_version)
+            self._engine.time_lookup(started_s)
             self._follow(open_version, resolution, execution)
         except _CAUGHT as problem:
             if self._options.read.on_error is not OnError.NULL:
@@ -390,7 +391,7 @@ class Lookup:
         """If a newer version has replaced a lost one, read the newer one from now on: later batches must not get cached rows of the lost version."""
         if resolution.version.digest != open_version.resolution.version.digest:
             with self._lock:
-                open_version.resolution = dataclasses.replace(resolution, decided_here=False)
+                open_version.resolution = resolution._replace(decided_here=False)
                 open_version.is_token_version, open_version.execution = False, execution
 
     def _get_version(self, token: bytes, execution: Execution | None) -> _OpenVersion:

@@ -430,11 +430,14 @@ class LookupTable:
 
         def answer(open_table: OpenTable, snapshot: Snapshot | None) -> list[dict[str, Any]]:
             engine, version = open_table.engine, open_table.resolved_table.version
-            with engine.measure("lookupTime"):
-                if argument is not None:
-                    kind, value = argument
-                    return _as_rows(open_table.find(None if key is ... else [key], kind, [value], version))
-                return get_rows(engine.reader, open_table.read, key, version, snapshot)
+            started_s = engine.steady_s()
+            if argument is None:
+                rows = get_rows(engine.reader, open_table.read, key, version, snapshot)
+            else:
+                kind, value = argument
+                rows = _as_rows(open_table.find(None if key is ... else [key], kind, [value], version))
+            engine.time_lookup(started_s)
+            return rows
 
         return self._ask(valid_write_ids, answer)
 
@@ -465,12 +468,15 @@ class LookupTable:
 
         def answer(open_table: OpenTable, snapshot: Snapshot | None) -> pa.Table:
             engine, version = open_table.engine, open_table.resolved_table.version
-            with engine.measure("lookupTime"):
-                if argument is not None:
-                    return open_table.find(None if keys is ... else keys, *argument, version)
+            started_s = engine.steady_s()
+            if argument is not None:
+                rows = open_table.find(None if keys is ... else keys, *argument, version)
+            else:
                 assert not isinstance(keys, EllipsisType)  # a key or a match is given
                 key_table = table_of_keys(open_table.resolved_table, open_table.options, keys)
-                return rows_of_keys(engine.reader, open_table.read, key_table, version, snapshot)
+                rows = rows_of_keys(engine.reader, open_table.read, key_table, version, snapshot)
+            engine.time_lookup(started_s)
+            return rows
 
         return self._ask(valid_write_ids, answer)
 
@@ -502,9 +508,11 @@ class LookupTable:
                 "to read the changes, or remove the option to read rows"
             )
         options, open_table = self._options, self._open_table
+        last_table = open_table
         if valid_write_ids is not None:
             options = options.override({"lookup.valid-write-ids": str(valid_write_ids)})
         engine = self._engine() if options is self._options else runtime().engine(options)
+        publish = engine.publish_metrics
         try:
             is_reusable = open_table is not None and open_table.engine is engine and options is self._options
             snapshot = open_table.unchanged() if open_table is not None and is_reusable else None
@@ -513,9 +521,12 @@ class LookupTable:
             version = open_table.resolved_table.version
             engine.reader.resolver.count_served(open_table.resolved_table.table, version)
             engine.reader.resolver.count_asked(version)
-            return answer(open_table, snapshot)
+            rows = answer(open_table, snapshot)
+            if open_table is last_table:
+                publish = engine.publish_often  # the last call has published this version
+            return rows
         finally:
-            engine.publish_metrics()
+            publish()
 
     def write(self, rows: RowsLike, mode: WritingMode = "append") -> int:
         """Write rows to this managed table in one commit, and return the log position of this commit.

@@ -104,8 +104,7 @@ class Execution:
     built_at_s: float | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Resolution:
+class Resolution(NamedTuple):
     """The version that an execution reads. `decided_here`: this call chose the version; if False, it was already on record."""
 
     version: TableVersion

@@ -30,7 +30,7 @@ from pyspark_lookup.columnar.keys import (
     cast_keys,
     draw_seed,
     hash_one,
-    one_key,
+    make_key_parser,
     order_rows,
 )
 from pyspark_lookup.errors import SchemaError
@@ -336,7 +336,7 @@ class Built:
         matches = self.index.probe(keys, keys.hashes(self.seed) if hashes is None else hashes)
         kind = probed[0].type
         for place, key in enumerate(plain(probed[0])) if len(probed) == 1 else ():
-            python_key = None if pa.types.is_temporal(kind) else one_key(key, kind)
+            python_key = None if pa.types.is_temporal(kind) else make_key_parser(kind)(key)
             if python_key is not None:
                 hashed = hash_one(python_key, self.seed) if hashes is None else int(hashes[place])
                 assert list(self.index.find_rows(python_key, hashed)) == matches.rows[matches.keys == place].tolist()

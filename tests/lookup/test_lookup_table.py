@@ -24,8 +24,9 @@ from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.lookup import runtime as runtime_module
 from pyspark_lookup.storage.disk import records as records_module
 from pyspark_lookup.storage.disk.directory import Directory
+from pyspark_lookup.storage.host_metrics import read_table_counts
 from tests.support.data_files import write_parquet
-from tests.support.fakes import wait_until_settled
+from tests.support.fakes import FakeClock, wait_until_settled
 from tests.support.managed_tables import Site, site
 
 __all__ = ["site"]
@@ -48,6 +49,39 @@ def table(site: Site, path: Path, cache_dir: Path) -> Callable[..., LookupTable]
 
 
 Opens = Callable[..., LookupTable]
+
+
+def test_when_counts_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the first call in a tenth of a second, a call that answers from another version or raises an error, and the end of the process."""
+    clock = FakeClock()
+    process = runtime_module.Runtime(clock.host(), random.Random(7))
+    monkeypatch.setattr(runtime_module, "_current", process)
+    options = {"lookup.keys": "id", "lookup.cache": "FULL", "lookup.cache.dir": str(tmp_path / "cache")}
+    table = LookupTable(str(tmp_path / "dim"), options)
+    table.write([{"id": 1}])
+
+    def published() -> int:
+        disk = process.engine(table._options).disk
+        assert disk is not None
+        (counts,) = read_table_counts(disk, clock.host())
+        return counts.values["lookupTimeCount"]
+
+    def get(times: int) -> int:
+        assert [table.get(1) for _ in range(times)] == [[{"id": 1}]] * times
+        return published()
+
+    assert get(3) == 1
+    clock.tick(0.11)
+    assert [get(1), get(3)] == [4, 4]
+    table.write([{"id": 2}])
+    assert [get(1), get(2)] == [8, 8]
+    with pytest.raises(errors.SchemaError):
+        table.get("a")
+    assert published() == 10
+    assert get(5) == 10
+    process.publish()
+    assert published() == 15
+    assert table.metrics()["lookupTimeCount"] == get(0) == 15
 
 
 def test_what_a_scan_returns(table: Opens, tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ class Snapshot:
         self.bytes = sum(layer.segment.bytes for layer in layers)
         # With several layers this is not known (None), because two layers may have rows of the same key.
         self.unique = base.unique if len(self.layers) == 1 else None
+        self._uses_hashes = any(layer.segment.uses_hashes for layer in layers)
 
     @cached_property
     def first_numbers(self) -> Numbers:
@@ -177,9 +178,10 @@ class Snapshot:
         parts = [layer.segment.take(names, rows) for layer, _, rows in layer_matches]
         return Answer(numbers[order], self._join(names, parts, as_indices(order)))
 
-    def get_one(self, names: Sequence[str], key: OneKey) -> list[tuple[Any, ...]]:
-        """The columns `names` of the rows that have one key, in file order, as Python values. Only for keys that are a single column."""
-        hashed = hash_one(key, self.seed)
+    def get_one(self, names: Sequence[str], key: OneKey) -> list[dict[str, Any]]:
+        """The columns `names` of the rows that have one key, in file order, as dictionaries of Python values. Only for keys that are a single
+        column."""
+        hashed = hash_one(key, self.seed) if self._uses_hashes else 0
         layer_rows: list[tuple[Layer, Sequence[int]]] = []
         for layer in self.layers:
             rows: Sequence[int] = layer.segment.locate_rows(key, hashed)
@@ -193,7 +195,8 @@ class Snapshot:
             ((layer, rows),) = layer_rows
             return [layer.segment.row(names, row) for row in rows]
         parts = [(layer, np.zeros(len(rows), np.int64), np.array(rows, np.int64)) for layer, rows in layer_rows]
-        return list(zip(*(column.to_pylist() for column in self._gather(names, parts).columns), strict=True))
+        columns = [column.to_pylist() for column in self._gather(names, parts).columns]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _find(self, keys: Keys) -> list[tuple[Layer, Numbers, Numbers]]:
         """For each layer that has rows of the keys: (the layer, for each row the position of its key, for each row its number in the layer). Deleted
