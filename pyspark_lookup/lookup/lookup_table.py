@@ -508,7 +508,6 @@ class LookupTable:
                 "to read the changes, or remove the option to read rows"
             )
         options, open_table = self._options, self._open_table
-        last_table = open_table
         if valid_write_ids is not None:
             options = options.override({"lookup.valid-write-ids": str(valid_write_ids)})
         engine = self._engine() if options is self._options else runtime().engine(options)
@@ -516,13 +515,16 @@ class LookupTable:
         try:
             is_reusable = open_table is not None and open_table.engine is engine and options is self._options
             snapshot = open_table.unchanged() if open_table is not None and is_reusable else None
+            has_changed = False
             if open_table is None or snapshot is None:
-                open_table = self._refresh(engine, options)
+                # The last table has no second name here: it would stay open, and its files could not be evicted.
+                now_open = self._refresh(engine, options)
+                open_table, has_changed = now_open, now_open is not open_table
             version = open_table.resolved_table.version
             engine.reader.resolver.count_served(open_table.resolved_table.table, version)
             engine.reader.resolver.count_asked(version)
             rows = answer(open_table, snapshot)
-            if open_table is last_table:
+            if not has_changed:
                 publish = engine.publish_often  # the last call has published this version
             return rows
         finally:
