@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_lookup.columnar.keys import KEY_INDEX, Numbers
-from pyspark_lookup.columnar.python_values import table_of_rows
+from pyspark_lookup.columnar.python_values import as_python, table_of_rows
 from pyspark_lookup.core.metrics import UNSET, CacheMetricGroup
 
 Key = Mapping[str, Any]  # key column -> value
@@ -142,9 +142,10 @@ class LookupCache(abc.ABC):
 class KeyLookupCache(LookupCache):
     """A cache that is asked for one key at a time, as in FLIP-221: implement `get_if_present`, `put`, `invalidate`, `size` and `close`.
 
-    Keys are Python values without nulls, and so without dates before the year 1. The tuple of a key's values can be the key of a dictionary:
-    NaN is always `math.nan`, and no zero is negative. Rows do not have the key columns, which the caller adds. If several processes share the
-    cache, all rows in it must have the same columns.
+    Keys are Python values without nulls. The tuple of a key's values can be the key of a dictionary: NaN is always `math.nan`, and no zero is
+    negative. Rows do not have the key columns, which the caller adds. The cache is never asked for a key, and never gets a key or a row, with a
+    value that no Python type can hold, such as a date before the year 1: such a key is a miss. If several processes share the cache, all rows in
+    it must have the same columns.
     """
 
     _schema: pa.Schema | None = None  # the columns of the rows that were put last
@@ -181,7 +182,7 @@ class KeyLookupCache(LookupCache):
     def _look_up_each(self, keys: pa.Table, ask: Callable[[Key], list[dict[str, Any]] | None]) -> CachedRows:
         present, rows, numbers = np.zeros(keys.num_rows, np.bool_), list[Row](), list[int]()
         for number, key in enumerate(_canonical_keys(keys)):
-            key_rows = ask(key) if None not in key.values() else None
+            key_rows = None if key is None or None in key.values() else ask(key)
             if key_rows is not None:
                 present[number] = True
                 rows += key_rows
@@ -193,23 +194,50 @@ class KeyLookupCache(LookupCache):
 
     def put_many(self, keys: pa.Table, rows: pa.Table, ages_s: Numbers | None = None) -> None:
         self._schema = pa.schema([field for field in rows.schema if field.name != KEY_INDEX])
-        lists: list[list[Row]] = [[] for _ in range(keys.num_rows)]
-        for row in rows.to_pylist():
-            lists[row.pop(KEY_INDEX)].append(row)
+        lists: list[list[Row] | None] = [[] for _ in range(keys.num_rows)]
+        for number, row in zip(rows[KEY_INDEX].to_pylist(), _to_python(rows), strict=True):
+            key_rows = lists[number]
+            if row is None:
+                lists[number] = None
+            elif key_rows is not None:
+                del row[KEY_INDEX]
+                key_rows.append(row)
         for key, key_rows in zip(_canonical_keys(keys), lists, strict=True):
+            if key is None:
+                continue
             if None in key.values():
                 raise ValueError(f"key {key!r} has a null: such a key matches no rows, so nothing can be cached for it")
-            self.put(key, key_rows)
+            if key_rows is None:
+                self.invalidate(key)
+            else:
+                self.put(key, key_rows)
 
     def invalidate_many(self, keys: pa.Table) -> None:
         for key in _canonical_keys(keys):
-            self.invalidate(key)
+            if key is not None and None not in key.values():
+                self.invalidate(key)
 
 
-def _canonical_keys(keys: pa.Table) -> Iterator[Key]:
-    """The keys, one at a time. Equal floats become the same object or value: each NaN is `math.nan`, and -0.0 is 0.0."""
-    for key in keys.to_pylist():
-        yield {name: _plain(value) if isinstance(value, float) else value for name, value in key.items()}
+def _canonical_keys(keys: pa.Table) -> Iterator[Key | None]:
+    """The keys, one at a time; None for a key that no Python type can hold. Equal floats become the same object or value: each NaN is
+    `math.nan`, and -0.0 is 0.0."""
+    for key in _to_python(keys):
+        yield (
+            None
+            if key is None
+            else {name: _plain(value) if isinstance(value, float) else value for name, value in key.items()}
+        )
+
+
+def _to_python(table: pa.Table) -> list[dict[str, Any] | None]:
+    """The rows as dictionaries; None for a row with a value that no Python type can hold."""
+    try:
+        dictionaries: list[dict[str, Any] | None] = table.to_pylist()
+        return dictionaries
+    except (OverflowError, ValueError):
+        if table.num_rows == 1:
+            return [None]
+        return [row for number in range(table.num_rows) for row in _to_python(table.slice(number, 1))]
 
 
 def _plain(value: float) -> float:
@@ -223,7 +251,4 @@ def _key_table(key: Key) -> pa.Table:
 def _to_rows(cached_rows: CachedRows) -> list[dict[str, Any]] | None:
     if not cached_rows.present[0]:
         return None
-    rows: list[dict[str, Any]] = (
-        [] if cached_rows.rows is None else cached_rows.rows.drop_columns([KEY_INDEX]).to_pylist()
-    )
-    return rows
+    return [] if cached_rows.rows is None else as_python(cached_rows.rows.drop_columns([KEY_INDEX]))
