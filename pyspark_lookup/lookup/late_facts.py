@@ -54,7 +54,7 @@ class WaitRules:
     facts may wait in one part. `waited`: the name of the column that says how long a fact has waited; None: there is no such column.
 
     `lookup`: 32 hex digits that differ if keys may have other rows in the same version: of another table, by other columns or options.
-    `by_key`: the table is asked for keys, which costs a call, so each key is looked up once for all facts that wait for it. `retry_us`: after
+    `by_key`: the table is asked for the rows of keys, which costs a call, so each key is looked up once for all facts that wait for it. `retry_us`: after
     how many microseconds keys are looked up again in the same version; None: never, because only another version can have their rows.
     """
 

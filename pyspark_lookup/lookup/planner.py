@@ -83,7 +83,7 @@ def table_columns(resolved_table: ResolvedTable, options: LookupOptions, readabl
 def planned_names(names: Sequence[str], columns: pa.Schema, url: str, declared: bool = False) -> list[str]:
     """The columns `names` in the table's own spelling. Raises SchemaError for a column that the table does not have.
 
-    `declared`: the user has declared the columns, and planning has not found them in the table.
+    `declared`: the columns come from the user (`lookup.schema` or `.schema(…)`), not from the table as it was when the query was planned.
     """
     table_names = {name.lower() for name in columns.names}
     missing_names = [name for name in names if name.lower() not in table_names]

@@ -100,8 +100,8 @@ class FileOptions:
     )
     busy_wait_s: float = option(
         "lookup.busy-wait", DURATION, 30.0, default_text="30 s",
-        doc="How long a query waits for a job that is writing the files. It waits only if this host knows no earlier version, or if the "
-            "job has removed files that this host has not cached.",
+        doc="With `lookup.on-busy` = KEEP: how long a query waits for a job that is writing the files. It waits only if this host knows no "
+            "earlier version, or if the job has removed files that this host has not cached. With FAIL, it fails at once.",
     )
     busy_timeout_s: float = option(
         "lookup.busy-timeout", DURATION, 600.0, default_text="10 min",
@@ -212,8 +212,8 @@ class ReadOptions:
     )
     cidr: tuple[str, ...] | None = option(
         "lookup.cidr", NETWORK_COLUMNS, None,
-        doc="For lookups with `cidr`: the column with networks, or the two columns with a network's first and last address, or its address and "
-            "the length of its prefix.",
+        doc="For lookups with `cidr`: one column with networks, or two columns: a network's first and last address, or its address and the length "
+            "of its prefix.",
     )
     starts_with: str | None = option(
         "lookup.starts-with", NAME, None,
@@ -230,8 +230,8 @@ class ReadOptions:
     )
     overlap: enums.Overlap | None = option(
         "lookup.overlap", choice(enums.Overlap), None, default_text="ERROR; NARROWEST for networks and prefixes",
-        doc="If several rows of a key match a value (or are valid at a time): fail (ERROR), take the smallest range, network or longest "
-            "prefix (NARROWEST), take the range that begins last (NEWEST), or return all rows (ALL).",
+        doc="If several rows of a key match a value (or are valid at a time): fail (ERROR), take the smallest range or network, or the "
+            "longest prefix (NARROWEST), take the range that begins last (NEWEST), or return all rows (ALL).",
     )
     bounds: enums.Bounds | None = option(
         "lookup.range.bounds", choice(enums.Bounds), None, default_text="`[]`; `[)` for as_of",

@@ -116,7 +116,8 @@ class Ufs:
     def find_meta(self, path: str) -> FileVersion | None:
         """Like `get_meta`; None if there is no such file.
 
-        Logs are followed by asking for their next file, which is usually missing. On a local disk, that is cheaper without an error.
+        Logs are followed by asking for their next file, which is usually missing. For a missing local file, the store returns None instead of
+        raising an error, which is cheaper.
         """
         try:
             return self._call(self._store.get_meta, path, self._count)

@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 
 def read_again(read: Callable[[], T], *problems: type[Exception]) -> T:
-    """The result of `read`, which is called again after each of the `problems`, until the same problem comes twice in a row.
+    """The result of `read`. After one of the `problems`, `read` is called again, up to 5 times in all. An error with the same text as the error
+    of the attempt before is raised at once.
 
     The race: a clean-up may remove old files of a log at any moment, also between a listing and the read of a listed file. The files that
     replace the old ones were written before, so the next attempt finds them.

@@ -264,8 +264,7 @@ def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]
 
 
 def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
-    """Where the rows of `ranges` are in a layer, in ordinals (positions if the layer's files are read in order): start, end, start, end and so on,
-    ascending."""
+    """Where the rows of `ranges` are in a layer, as ordinals (see `cache.segments`): start, end, start, end and so on, ascending."""
     files = {file.url: number for number, file in enumerate(layer.segment.files) if layer.ranks[number] >= 0}
     bounds: list[tuple[int, int]] = []
     for url, first, end in ranges:

@@ -240,7 +240,10 @@ class PartialCache:
         return np.flatnonzero(is_missing), cached_rows.present.copy()
 
     def _find_or_load(self, keys: Sequence[pa.Array], missing_keys: Numbers, query: _Query, load: Load) -> None:
-        """Add to the query the rows of the keys at the positions `missing_keys`, which this process lacks: shared by the host, or loaded."""
+        """Add to the query the rows of the keys at the positions `missing_keys`, which are not cached in this process.
+
+        The rows come from the files that the host's processes share, or else from `load`.
+        """
         key_arrays = _take(keys, missing_keys)
         repeated_keys = Keys(key_arrays)
         distinct_places, places = distinct_keys(repeated_keys, repeated_keys.hashes(self.flights.seed))

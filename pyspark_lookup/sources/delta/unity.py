@@ -370,7 +370,7 @@ class UnityCatalog:
             return self._client
 
     def _refuse(self, status: int, data: bytes, table: str, token: str | None) -> NoReturn:
-        """Raise the error that an answer with another status than 200 stands for."""
+        """Raise the error for an answer whose status is not 200."""
         code, message = _parse_error(data)
         says = "" if not message else f" ({foreign_text(message)})"
         if status == 401:

@@ -57,7 +57,7 @@ class IcebergColumns(FileColumns):
         return DeleteFileIndex(self.files, self._deletes, self._oldest)
 
     def version_files(self) -> ColumnFiles:
-        """The data files of the snapshot, as a version has them."""
+        """The data files of the snapshot, for the `files` of a `TableVersion`."""
         others = [self.files.file(entry, self.index) for entry in self._added]
         return ColumnFiles.merge(self, self._rows, others)
 

@@ -232,7 +232,7 @@ _UNAUTHORISED = (401, 419)
 
 
 def _refuse(name: str, table: str, response: Any) -> NoReturn:
-    """Raise the error that an answer with another status than 200 stands for."""
+    """Raise the error for an answer whose status is not 200."""
     status, message, reason = response.status_code, _message(response), _reason(response)
     if status in _UNAUTHORISED:
         refusal = UfsPermissionError(

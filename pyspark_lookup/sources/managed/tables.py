@@ -53,7 +53,8 @@ class ManagedTables:
     def table(self, options: LookupOptions) -> Table:
         """The managed table at `options.files.path`, whether or not it exists.
 
-        Raises OptionError for options that contradict each other, NotSupportedError if the path has a table of another kind.
+        Raises OptionError for a path with wildcards and for options that a managed table does not take, NotSupportedError for a provider's
+        table and for a path that names a table of another kind.
         """
         if self._source is None:
             raise NotSupportedError(

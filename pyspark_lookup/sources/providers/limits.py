@@ -188,9 +188,9 @@ _BREAKER = struct.Struct("<Qdq256s")
 
 
 class CircuitBreaker:
-    """Refuses calls for `wait_s` seconds after five calls in a row have failed for all their keys. Then it lets one lookup try again.
+    """Refuses calls for `wait_s` seconds after five calls in a row have failed for all their keys. Then it lets one lookup or scan try again.
 
-    While that lookup runs, or if its process dies, the others are refused for another `wait_s`.
+    While that one runs, or if its process dies, all other calls are refused for another `wait_s`.
     """
 
     def __init__(self, context: HostContext, name: str, wait_s: float) -> None:

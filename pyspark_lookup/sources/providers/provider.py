@@ -141,7 +141,7 @@ class ProviderOptions(KindOptions):
     circuit_breaker_wait_s: float | None = option(
         "lookup.circuit-breaker.wait-duration", POSITIVE_DURATION, None,
         doc="Providers: after five calls in a row have failed for all their keys, in all processes of a host, calls fail at once for this long. "
-            "Then one lookup is let through: if it fails, calls fail at once for as long again.",
+            "Then one lookup or scan is let through: if it fails, calls fail at once for as long again.",
     )
     retry_predicate: RetryPredicate | None = option(
         "lookup.retry.predicate", choice(RetryPredicate), None,

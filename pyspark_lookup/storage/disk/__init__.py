@@ -14,8 +14,9 @@ Layout, below a directory of mode 0700 that this user owns::
     v1/tmp/                                                        files that are being written; `*.reserved`: those of long builds
     v1/usage                                                       the bytes that all files take, as three numbers, see `space`
 
-Every file has a header (magic, length, CRC-32, digest of its name) and a payload. A file is complete or missing, because writers rename or
-link it into place. Readers take no lock; to them, a damaged file is the same as a missing one. Nothing is ever unpickled. The directory
+A block or a record has a header (magic, length, CRC-32, digest of its name) and a payload; `segments` and `records` describe segments and
+counters. Writers rename or link blocks, records, claims and segments into place, so such a file is complete or missing. Counters and `usage`
+are changed in place. Readers take no lock; to them, a damaged file is the same as a missing one. Nothing is ever unpickled. The directory
 belongs to one user, for all worker processes of the host. If somebody removes it, or a part of it, while it is in use, the next writer makes
 it again.
 """

@@ -1,4 +1,4 @@
-"""`RequestTemplate`: the requests that ask an HTTP API for keys, as the options of a table describe them."""
+"""`RequestTemplate`: the requests that ask an HTTP API for the rows of keys, as the options of a table describe them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Request:
 
 
 class RequestTemplate:
-    """Makes the requests for keys. `batch`: whether a request can have several keys. Raises OptionError for a URL with wrong braces."""
+    """Makes the requests for the rows of keys. `batch`: whether a request can have several keys. Raises OptionError for a URL with wrong braces."""
 
     def __init__(self, url: str, body: str | None) -> None:
         self._url = KeyTemplate(URL, url)
