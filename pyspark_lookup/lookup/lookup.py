@@ -741,7 +741,7 @@ def naming(argument: str) -> Iterator[None]:
 class KeyedRead:
     """How rows of a resolved table are read by key. `names`: the key columns, which are among the columns of `plan`.
 
-    `direct`: the last snapshot for which `is_direct` returned True. `kind`: the type of its only key column.
+    `direct`: the last snapshot for which `is_direct` returned True. `parse_key`: makes a key of a Python value.
     """
 
     names: tuple[str, ...]

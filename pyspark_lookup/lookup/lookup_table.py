@@ -511,24 +511,17 @@ class LookupTable:
         if valid_write_ids is not None:
             options = options.override({"lookup.valid-write-ids": str(valid_write_ids)})
         engine = self._engine() if options is self._options else runtime().engine(options)
-        publish = engine.publish_metrics
         try:
             is_reusable = open_table is not None and open_table.engine is engine and options is self._options
             snapshot = open_table.unchanged() if open_table is not None and is_reusable else None
-            has_changed = False
             if open_table is None or snapshot is None:
-                # The last table has no second name here: it would stay open, and its files could not be evicted.
-                now_open = self._refresh(engine, options)
-                open_table, has_changed = now_open, now_open is not open_table
+                open_table = self._refresh(engine, options)
             version = open_table.resolved_table.version
             engine.reader.resolver.count_served(open_table.resolved_table.table, version)
             engine.reader.resolver.count_asked(version)
-            rows = answer(open_table, snapshot)
-            if not has_changed:
-                publish = engine.publish_often  # the last call has published this version
-            return rows
+            return answer(open_table, snapshot)
         finally:
-            publish()
+            engine.publish_soon()
 
     def write(self, rows: RowsLike, mode: WritingMode = "append") -> int:
         """Write rows to this managed table in one commit, and return the log position of this commit.

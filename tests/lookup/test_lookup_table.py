@@ -3,11 +3,13 @@
 import datetime
 import decimal
 import json
+import multiprocessing
 import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import duckdb
 import numpy as np
@@ -21,12 +23,14 @@ from pyspark_lookup import LookupTable, errors
 from pyspark_lookup.cache.full.snapshot import Answer, Snapshot
 from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.lookup import runtime as runtime_module
+from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.disk import records as records_module
 from pyspark_lookup.storage.disk.directory import Directory
 from pyspark_lookup.storage.host_metrics import read_table_counts
 from tests.support.data_files import write_parquet
-from tests.support.fakes import FakeClock, wait_until_settled
+from tests.support.fakes import CACHES, FakeClock, Later, wait_until_settled
 from tests.support.managed_tables import Site, site
 
 __all__ = ["site"]
@@ -51,37 +55,61 @@ def table(site: Site, path: Path, cache_dir: Path) -> Callable[..., LookupTable]
 Opens = Callable[..., LookupTable]
 
 
-def test_when_counts_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the first call in a tenth of a second, a call that answers from another version or raises an error, and the end of the process."""
-    clock = FakeClock()
-    process = runtime_module.Runtime(clock.host(), random.Random(7))
-    monkeypatch.setattr(runtime_module, "_current", process)
-    options = {"lookup.keys": "id", "lookup.cache": "FULL", "lookup.cache.dir": str(tmp_path / "cache")}
-    table = LookupTable(str(tmp_path / "dim"), options)
-    table.write([{"id": 1}])
+@pytest.fixture
+def counted(tmp_path: Path) -> Callable[[], int]:
+    """Returns the number of lookups that are published in the cache directory `cache`."""
 
-    def published() -> int:
-        disk = process.engine(table._options).disk
-        assert disk is not None
-        (counts,) = read_table_counts(disk, clock.host())
-        return counts.values["lookupTimeCount"]
+    def count() -> int:
+        disk = Disk(tmp_path / "cache", None, CacheMetricGroup(), time.time, random.Random(1))
+        return sum(counts.values["lookupTimeCount"] for counts in read_table_counts(disk, HostClock()))
+
+    return count
+
+
+def test_when_counts_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: Callable[[], int]) -> None:
+    """By the first call in a tenth of a second, and by the timer after the last call; by each call while no thread can be started."""
+    clock, threads = FakeClock(), Later()
+    process = runtime_module.Runtime(clock.host(), random.Random(7), start=threads)
+    monkeypatch.setattr(runtime_module, "_current", process)
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")}
+    table = LookupTable(str(tmp_path / "dim"), options)
 
     def get(times: int) -> int:
         assert [table.get(1) for _ in range(times)] == [[{"id": 1}]] * times
-        return published()
+        return counted()
 
-    assert get(3) == 1
+    table.write([{"id": 1}])
     clock.tick(0.11)
-    assert [get(1), get(3)] == [4, 4]
-    table.write([{"id": 2}])
-    assert [get(1), get(2)] == [8, 8]
-    with pytest.raises(errors.SchemaError):
-        table.get("a")
-    assert published() == 10
-    assert get(5) == 10
-    process.publish()
-    assert published() == 15
-    assert table.metrics()["lookupTimeCount"] == get(0) == 15
+    assert [get(1), get(3), len(threads.waiting)] == [1, 1, 1]
+    clock.tick(0.11)
+    threads.waiting.pop()[1]()  # it ends, because no task is left
+    assert [counted(), get(1), len(threads.waiting)] == [4, 4, 1]
+    clock.tick(0.11)
+    assert [get(1), get(2)] == [6, 6]
+    assert table.metrics()["lookupTimeCount"] == counted() == 8
+    with monkeypatch.context() as patch:
+        process.publish()
+        patch.setattr(process._timer, "run_soon", mock.Mock(side_effect=RuntimeError("can't start new thread")))
+        other = LookupTable(str(tmp_path / "dim"), {**options, **CACHES["PARTIAL"]})
+        assert [other.get(1) for _ in range(3)] == [[{"id": 1}]] * 3
+        assert counted() == 11
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_child_process_publishes_its_counts(tmp_path: Path, method: str, counted: Callable[[], int]) -> None:
+    """Children of multiprocessing end without what `atexit` has registered."""
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")}
+    LookupTable(str(tmp_path / "dim"), options).write([{"id": 1}])
+    child = multiprocessing.get_context(method).Process(target=get_often, args=(str(tmp_path / "dim"), options))
+    child.start()
+    child.join()
+    assert (child.exitcode, counted()) == (0, 100)
+
+
+def get_often(path: str, options: dict[str, str]) -> None:
+    table = LookupTable(path, options)
+    for _ in range(100):
+        table.get(1)
 
 
 def test_what_a_scan_returns(table: Opens, tmp_path: Path) -> None:
