@@ -4,6 +4,7 @@ import json
 import logging
 import random
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from pyspark_lookup.errors import (
 from pyspark_lookup.lookup import lookup_table as api
 from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, version_of_token
+from pyspark_lookup.sources.delta import unity
 from pyspark_lookup.sources.delta.unity import UnityCatalog, UnityLender
 from pyspark_lookup.sources.registry import parse_options
 from tests.support.fakes import FakeClock
@@ -276,6 +278,37 @@ def test_a_grant_that_is_revoked(lake: Lake, mode: str) -> None:
         table.get(1)
     lake.catalog.fault = None
     assert table.get(1)
+
+
+def test_a_catalog_that_is_silent(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process waits for its answer in vain. Another one does not wait again for a minute; cached rows are answered while the principal is
+    authorised."""
+    lake.create("a")
+    cached, asked = lake.table("partial", **CACHED), threading.Event()
+    assert cached.get(1)
+
+    def say_nothing(method: str, path: str) -> tuple[int, Any] | None:
+        lake.clock.tick(60)
+        asked.wait(60)
+        return None
+
+    monkeypatch.setattr(unity, "CALL_S", 0.1)
+    lake.catalog.fault = say_nothing
+    lake.clock.tick(301)
+    lake.catalog.count()
+    with pytest.raises(CatalogUnavailableError, match="the Unity catalog 'unity' gave no answer: ReadTimeoutError"):
+        cached.get(1)
+    assert lake.catalog.count() == [TABLE]
+    lake.start("ann")
+    for table in (cached, lake.table("partial", **CACHED)):
+        lake.refused(CatalogUnavailableError, "gave no answer to a process of this host a moment ago", table)
+    assert lake.catalog.count() == []
+    lake.catalog.fault = None
+    asked.set()
+    lake.clock.tick(61)
+    assert cached.get(1)
+    lake.catalog.fault = say_nothing
+    assert cached.get(1)
 
 
 def test_two_principals_on_a_host(lake: Lake) -> None:
