@@ -81,13 +81,15 @@ class Requests:
 @dataclasses.dataclass(frozen=True)
 class Way:
     """A cache, and how it follows the table. `age_s`: how old rows may be. `expires_s`: how long a cache needs no new rows. `answered_s`: how old
-    rows are when the system answers with them."""
+    rows are when the system answers with them. `early_s`: by how much rows enter the cache as older than they are, so that they expire when the
+    system says so."""
 
     cache: str
     options: Options
     age_s: float = 0.0
     expires_s: float = math.inf
     answered_s: float = 0.0
+    early_s: float = 0.0
     versions: bool = False
     changes: bool = False
 
@@ -138,6 +140,7 @@ class World:
         # By key: the number and time of the last write that named it.
         self.changed: dict[int, tuple[int, float]] = dict.fromkeys(self.values, (0, -math.inf))
         self.all_changed = 0
+        self.forgotten_s = -math.inf  # when a write was last a change of any key, or the system forgot earlier changes
 
     def commit(self, rows: Rows, keys: set[int], of_all: bool) -> None:
         self.number += 1
@@ -145,7 +148,7 @@ class World:
         self.rows = rows
         self.changed |= dict.fromkeys(keys, (self.number, self.written_s))
         if of_all:
-            self.all_changed = self.number
+            self.all_changed, self.forgotten_s = self.number, self.written_s
         for key, values in self.values.items():
             if values[-1][2] != rows.get(key):
                 values.append((self.number, self.clock.steady_s, rows.get(key)))
@@ -258,6 +261,7 @@ class History:
         if self._rng.random() < 0.5:
             removed = "DELETE FROM customers_changes WHERE n <= (SELECT trimmed FROM customers_version)"
             self._system.maintain(["UPDATE customers_version SET trimmed = n", removed])
+            self.world.forgotten_s = self.clock.steady_s
             for reader in self._readers:
                 if reader.latest_write < self.world.number:
                     reader.forgotten_keys |= {*self.world.changed}
@@ -412,14 +416,17 @@ class History:
         at, at_s = reader.lookups[key]
         if now_s - at_s >= reader.way.expires_s:
             return "expired"
-        if self._invalidated[reader.host].get(key, (0, -math.inf))[1] >= at_s:
+        if self._invalidated[reader.host].get(key, (0, -math.inf))[1] >= at_s - reader.way.early_s:
             return "invalidated"
-        # The version under which rows are cached may be older than they are, so a change before them counts, too.
+        # The version under which rows are cached may be older than they are, so what happened after it counts, too.
+        version_s = at_s - reader.way.age_s
         if reader.way.changes:
             changed, changed_s = self.world.changed[key]
-            is_forgotten = key in reader.forgotten_keys or self.world.all_changed > at
-            return "changed" if changed > at or changed_s > at_s - reader.way.age_s else "all" if is_forgotten else ""
-        later = self.world.number > at or self.world.written_s > at_s - reader.way.age_s
+            is_forgotten = (
+                key in reader.forgotten_keys or self.world.all_changed > at or self.world.forgotten_s > version_s
+            )
+            return "changed" if changed > at or changed_s > version_s else "all" if is_forgotten else ""
+        later = self.world.number > at or self.world.written_s > version_s
         return "version" if reader.way.versions and later else ""
 
     def _check_full(self, reader: Reader, requests: Requests, number: int, now_s: float) -> None:

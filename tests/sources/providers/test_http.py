@@ -430,7 +430,8 @@ class Customers(System):
         promised_s = max(min(60.0, lifetime_s), age_s)
         self._api, self._age_s = api, age_s
         self.options = make_options(api, form, {"lookup.provider": "http", "lookup.schema": "id INT, city STRING"})
-        partial = Way("PARTIAL", AGED, promised_s, promised_s - age_s, answered_s=age_s)
+        early_s = max(age_s, 60.0 - lifetime_s + age_s)
+        partial = Way("PARTIAL", AGED, promised_s, promised_s - age_s, answered_s=age_s, early_s=early_s)
         self.ways = (Way("NONE", {}, age_s, answered_s=age_s), partial)
         api.headers = {"Age": f"{age_s:g}", **({"Cache-Control": control} if control else {})}
         api.etags = etags
