@@ -72,10 +72,10 @@ class Database(diskcache.Cache):  # type: ignore[misc]
     def __init__(self, directory: str, max_bytes: int, wait_s: float) -> None:
         os.makedirs(directory, 0o700, exist_ok=True)
         status = os.stat(directory)
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise PermissionError(
-                f"{directory} is open to other users, or belongs to one: chmod 700 it, or name another directory"
-            )
+        if status.st_uid != os.geteuid():
+            raise PermissionError(f"{directory} belongs to another user: name another directory")
+        if status.st_mode & 0o077:
+            raise PermissionError(f"{directory} is open to other users: chmod 700 it")
         self.refused = 0  # entries that were left out because they are not bytes
         self._wait_s = wait_s
         self._sure = {**_SETTINGS, "size_limit": max_bytes}

@@ -37,7 +37,7 @@ def describe_fault(problem: BaseException) -> str:
         return "it is incomplete"
     if isinstance(problem, AttributeError) or (isinstance(problem, TypeError) and _OF_PYTHON.search(str(problem))):
         return "a value in it has the wrong type"
-    return str(problem) or type(problem).__name__
+    return str(problem).strip().removesuffix(".") or type(problem).__name__
 
 
 def as_text(value: Any) -> str:

@@ -390,7 +390,7 @@ class LookupTable:
         """The rows of `scan()` as an Arrow C stream, for any library that takes one: polars, pandas, DuckDB, `pyarrow.table`.
 
         `requested_schema`: the types to which the columns are cast, if all values fit. Otherwise the columns keep their own types, as the Arrow
-        PyCapsule interface allows. Raises ValueError if this schema has other columns than the table, and the errors of `scan`.
+        PyCapsule interface allows. Raises ValueError if the columns of this schema are not the table's, and the errors of `scan`.
         """
         rows = self.scan()
         if requested_schema is not None:
@@ -759,7 +759,7 @@ class LookupTable:
         valid = engine.reader.kinds.source(resolved_table.table).valid_write_ids(resolved_table.version)
         if valid is None:
             raise NotSupportedError(
-                f"{self._options.files.path}: only managed tables, which this package writes, have write ids"
+                f"{self._options.files.path}: only managed tables, which this package writes, have write ids: use `version`, or check the path"
             )
         return valid
 

@@ -54,7 +54,8 @@ def managed_state(engine: Engine, options: LookupOptions) -> TableState:
     if state is None:
         raise NotSupportedError(
             f"{redact('path', options.files.path)} is not (or no longer) a managed table: only tables written by "
-            "format('lookupcache') have a log of their changes"
+            "format('lookupcache') have a log of their changes: check the path, or read the table without lookup.changes-from, and "
+            "not with readStream"
         )
     return state
 
@@ -71,8 +72,8 @@ def plan_changes(engine: Engine, options: LookupOptions) -> list[tuple[ChangeTas
     for key, position, log_end in (("from", first, state.position + 1), ("to", last, state.position)):
         if position > log_end:
             raise VersionGoneError(
-                f"option lookup.changes-{key} = {position}: the log of {redact('path', options.files.path)} goes from 1 to {state.position}: "
-                "give one of these versions"
+                f"option lookup.changes-{key} = {position}: the newest position in the log of {redact('path', options.files.path)} is "
+                f"{state.position}: give {log_end} or less"
             )
     table = engine.managed.table(options)
     return list(shares(list(changes_between(table, engine.managed.log(table.url), state, first - 1, last, False))))

@@ -89,7 +89,7 @@ def planned_names(names: Sequence[str], columns: pa.Schema, url: str, declared: 
     missing_names = [name for name in names if name.lower() not in table_names]
     if missing_names:
         says = (
-            "which the given schema names"
+            "which the given schema names: correct the schema, or leave the column out"
             if declared
             else "which it had when the query was planned: the table changed; plan again (create the DataFrame, view or stream again)"
         )

@@ -268,7 +268,7 @@ class ReadOptions:
             )
         if self.view not in (enums.View.DATA, enums.View.TOKEN, enums.View.CHANGES) and (self.where or self.columns):
             raise OptionError(
-                f"option lookup.view = {self.view.value!r} returns other columns than the table's: "
+                f"option lookup.view = {self.view.value!r} returns columns that are not the table's: "
                 "remove lookup.where and lookup.columns, and filter the result in Spark"
             )
 

@@ -1,7 +1,7 @@
 """`OpenFile`: a file whose index (the decoded footer) is in memory; `decode` returns the rows of one of its units.
 
-A unit is the smallest part of a file that is decoded at once, such as a row group. A column that has another name or type in the file than in
-the table is found by its `StoredColumn`.
+A unit is the smallest part of a file that is decoded at once, such as a row group. A column whose name or type in the file is not the
+table's is found by its `StoredColumn`.
 
 `KnownFiles` keeps, in this process, what was read of files that never change: their indexes, and for small files the values of a column. So a
 lookup over many small files reads only the few files that have its keys.
@@ -162,7 +162,7 @@ def missing_value(file: FileVersion, name: str, planned: pa.DataType) -> object:
 
 
 def may_lack(file: FileVersion, name: str) -> bool:
-    """Whether a column that a file lacks may have another value than null in the file's rows: a default, or a partition value."""
+    """Whether a column that a file lacks may have a value that is not null in the file's rows: a default, or a partition value."""
     default = None if file.columns is None else _column(file.columns, name).default
     return default is not None or name in dict(file.partition or ())
 

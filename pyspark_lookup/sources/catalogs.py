@@ -139,7 +139,7 @@ def replaced_table_error(catalog: str, table: str) -> VersionGoneError:
     """The error of a read that was planned on a table whose name the catalog has since given to another one. `catalog`: what errors
     call the catalog."""
     return VersionGoneError(
-        f"in {catalog} the name {table} means another table than the one that this query began to read: run the query again"
+        f"in {catalog} the name {table} now means a different table from the one that this query began to read: run the query again"
     )
 
 

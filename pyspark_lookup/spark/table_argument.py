@@ -191,7 +191,7 @@ def _with_stored_match(
 ) -> dict[str, str]:
     """The options, completed by the options that a managed table's log stores, if neither the match nor the options name the columns to compare.
 
-    `own_options`: the options that the lookup itself gives. Raises OptionError if one of them names other columns than the match.
+    `own_options`: the options that the lookup itself gives. Raises OptionError if one of them names columns that the match does not name.
     """
     kinds = list(_MATCH_COLUMNS) if match == "stored" else [match.kind]
     if match != "stored" and match.columns:

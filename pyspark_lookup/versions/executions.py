@@ -67,8 +67,8 @@ def read_with_restarts(
                     )
                 raise_ours(
                     VersionGoneError(
-                        f"{redacted_path}: {change}, although it belongs to the current version{place}: it was not removed by the "
-                        "table's own tools; restore it"
+                        f"{redacted_path}: {change}, but the current version{place} needs this file, so the table's own tools did not do "
+                        "this: restore the file"
                     ),
                     change,
                 )

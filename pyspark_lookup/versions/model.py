@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from pyspark_lookup.columnar.keys import Numbers, one_array
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import decimal_of_text, schema_of_text
-from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_counts, as_name, as_text, as_texts
+from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_counts, as_name, as_text, as_texts, describe_fault
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import DamagedFileError, NotATableError, OptionError, SchemaError, raise_ours
 from pyspark_lookup.options.conf_file import redact
@@ -187,7 +187,12 @@ def _parse_positions(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
         places = {path: np.unique(part) for path, part in places.items()}
     except (*UNREADABLE, pa.ArrowException, OSError) as problem:
         redacted_path = redact("path", url)
-        raise_ours(DamagedFileError(f"{redacted_path} is not a readable delete file: {problem}"), problem)
+        raise_ours(
+            DamagedFileError(
+                f"{redacted_path} is not a readable delete file: {describe_fault(problem)}: restore this file"
+            ),
+            problem,
+        )
     return places
 
 

@@ -1,6 +1,6 @@
 """Infers the types of columns in CSV and JSON files, and converts their texts to these types.
 
-Nothing is lost: a column stays text if one of its values, after conversion, would be written as another text than the one that was read. A
+Nothing is lost: a column stays text if one of its values, after conversion, would be written as a different text from the one that was read. A
 column gets one type for all files of a table (`join_inferred`). Integers beyond int64 become decimals; times with an offset become instants.
 """
 
@@ -28,7 +28,7 @@ _TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?"
 _OFFSET = r"(Z|[+-]\d\d(:?\d\d)?)$"
 # The words of each spelling of booleans. No arrays, because making one imports pandas.
 _BOOLEANS = {f"boolean {word('true')}": (word("true"), word("false")) for word in (str, str.upper, str.capitalize)}
-# Matches the beginning of each text that can be a value of another type than text.
+# Matches the beginning of each text that can be a value of a type that is not text.
 _NO_TEXT = re.compile(r"-?\d|-?Infinity|NaN|[tT]rue|TRUE|[fF]alse|FALSE", re.ASCII)
 _SURE_DIGITS = 15  # a double keeps each number of up to this many digits
 EXACT_INTEGER = 2**53  # a double keeps each integer up to this one

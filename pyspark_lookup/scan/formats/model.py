@@ -333,7 +333,7 @@ class FooterFormat(abc.ABC):
 
 
 def _no_fetch(part: Range) -> Data:
-    raise DamagedFileError(f"bytes {part} are outside the file's index")
+    raise ValueError(f"bytes {part} are outside the file's index")
 
 
 def _tail_range(file: FileVersion) -> Range:
@@ -342,7 +342,11 @@ def _tail_range(file: FileVersion) -> Range:
 
 
 def damaged_file_error(file: FileVersion, kind: str, problem: object) -> DamagedFileError:
-    return DamagedFileError(f"{redact('path', file.url)} is not a readable {kind} file: {problem}")
+    return DamagedFileError(f"{_damage(file, kind, problem)}: restore the file, or write it again")
+
+
+def _damage(file: FileVersion, kind: str, problem: object) -> str:
+    return f"{redact('path', file.url)} is not a readable {kind} file: {problem}".rstrip(" .:\n")
 
 
 @contextlib.contextmanager
@@ -367,7 +371,9 @@ def reading(file: FileVersion, kind: str) -> Iterator[None]:
         error = damaged_file_error(file, kind, problem)
         if isinstance(problem, MemoryError) or "bad_alloc" in str(problem):
             instead = "if the file is not damaged, read fewer columns or write it in smaller parts"
-            error = NoMemoryError(f"{str(error).strip()}: there is not enough memory for its contents; {instead}")
+            error = NoMemoryError(
+                f"{_damage(file, kind, problem)}: there is not enough memory for its contents; {instead}"
+            )
         raise_ours(error, problem)
 
 

@@ -750,7 +750,7 @@ class OrcIndex(FileIndex):
         return None if mistaken else list(columns)
 
     def _read_exact_times(self, number: int, read: Sequence[str], columns: Sequence[str]) -> pa.RecordBatch:
-        """The rows of a stripe, even if it has times that pyarrow cannot hold, or times of a writer in another time zone than UTC.
+        """The rows of a stripe, even if it has times that pyarrow cannot hold, or times of a writer whose time zone is not UTC.
 
         `columns`: the columns to return. `read`: the same columns, or another one if there are none, because pyarrow needs one to count the rows.
         """

@@ -164,8 +164,13 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any] | Adds]:
         raise_ours(_damaged_error(file, "checkpoint", problem), problem)
 
 
+RESTORE_LOG = "restore the files of the table's log"
+
+
 def _damaged_error(file: FileVersion, kind: str, problem: BaseException) -> DamagedFileError:
-    return DamagedFileError(f"{redact('path', file.url)} is not a Delta {kind}: {describe_fault(problem)}")
+    return DamagedFileError(
+        f"{redact('path', file.url)} is not a Delta {kind}: {describe_fault(problem)}: restore this file"
+    )
 
 
 LOG_DIRECTORY = add_log_directory("_delta_log")
@@ -337,7 +342,7 @@ class DeltaLog:
         except UNREADABLE as problem:
             raise_ours(
                 DamagedFileError(
-                    f"{self._redacted_path}: version {replay.version} of the Delta table cannot be read: {describe_fault(problem)}"
+                    f"{self._redacted_path}: version {replay.version} of the Delta table cannot be read: {describe_fault(problem)}: {RESTORE_LOG}"
                 ),
                 problem,
             )
@@ -402,7 +407,9 @@ class DeltaLog:
                 SourceChangedError,
                 *UNREADABLE,
             ) as problem:  # SourceChangedError: a sidecar is missing
-                first_damage = first_damage or DamagedFileError(f"{self._redacted_path}: {problem}")
+                advice = "" if isinstance(problem, DamagedFileError) else f": {RESTORE_LOG}"
+                fault = describe_fault(problem)
+                first_damage = first_damage or DamagedFileError(f"{self._redacted_path}: {fault}{advice}")
                 continue
             return self._follow(state, checkpoint.version, commits, newest)
         if min(commits) == 0:
@@ -538,7 +545,7 @@ class DeltaLog:
             )
         except ValueError as problem:
             raise DamagedFileError(
-                f"{self._redacted_path}: version {state.version} of the Delta table cannot be read: {problem}"
+                f"{self._redacted_path}: version {state.version} of the Delta table cannot be read: {problem}: {RESTORE_LOG}"
             ) from None
         recorded_times: list[tuple[int, int]] = []
         for version, file in commits:

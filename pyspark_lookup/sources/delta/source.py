@@ -56,7 +56,7 @@ from pyspark_lookup.sources.catalogs import Authorisations, CatalogOptions, Cata
 from pyspark_lookup.sources.credentials import CredentialOptions
 from pyspark_lookup.sources.delta.actions import Add, Key, Statistics, decode_path, is_absolute
 from pyspark_lookup.sources.delta.base_files import EXACT_DIGITS, ROUNDED_BITS, BaseFiles
-from pyspark_lookup.sources.delta.log import LOG_DIRECTORY, DeltaLog, RatifiedCommits
+from pyspark_lookup.sources.delta.log import LOG_DIRECTORY, RESTORE_LOG, DeltaLog, RatifiedCommits
 from pyspark_lookup.sources.delta.state import DeltaState
 from pyspark_lookup.sources.delta.unity import CALL_S, UnityCatalog, UnityLender, UnityTable
 from pyspark_lookup.storage.disk import digest_of, key_of
@@ -167,7 +167,7 @@ def _parts(definition: Any, mode: str) -> tuple[StoredColumn, ...]:
     return ()
 
 
-# Z85 (ZeroMQ RFC 32) is base 85, but with other digits than Python's base64.b85decode has.
+# Z85 (ZeroMQ RFC 32) is base 85, but its digits differ from those of Python's base64.b85decode.
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _B85_OF_Z85 = {ord(z85_digit): ord(b85_digit) for z85_digit, b85_digit in zip(_Z85, _B85, strict=True)}
@@ -227,10 +227,14 @@ class DeletionVector:
             blob = decode_z85(self.data)[: self.size] if self.url is None else checked_blob(data, self.size)
             rows = read_roaring(blob, self.cardinality)
         except (*UNREADABLE, struct.error) as problem:
-            prefix = "the deletion vector of " if self.url is None else ""
-            place = "" if self.url is None else f" at {self.offset}"
-            redacted_path = redact("path", self.path if self.url is None else self.url)
-            raise DamagedFileError(f"{prefix}{redacted_path}{place} is damaged: {problem}") from None
+            place, file = (
+                (f"of {redact('path', self.path)}", "the commit or checkpoint that has it")
+                if self.url is None
+                else (f"at byte {self.offset} of {redact('path', self.url)}", "this file")
+            )
+            raise DamagedFileError(
+                f"the deletion vector {place} is damaged: {describe_fault(problem)}: restore {file}"
+            ) from None
         return {self.path: rows}
 
     def to_json(self) -> list[Any]:
@@ -488,7 +492,7 @@ class DeltaSource(VersionSource):
                 redacted_path = redact("path", table.url)
                 raise_ours(
                     DamagedFileError(
-                        f"{redacted_path}: version {state.version} of the Delta table cannot be read: {describe_fault(problem)}"
+                        f"{redacted_path}: version {state.version} of the Delta table cannot be read: {describe_fault(problem)}: {RESTORE_LOG}"
                     ),
                     problem,
                 )
@@ -708,7 +712,9 @@ class DeltaFiles:
         except UNREADABLE as problem:
             redacted_path = redact("path", self._table.url)
             raise_ours(
-                DamagedFileError(f"{redacted_path}: the Delta table's log cannot be read: {describe_fault(problem)}"),
+                DamagedFileError(
+                    f"{redacted_path}: the Delta table's log cannot be read: {describe_fault(problem)}: {RESTORE_LOG}"
+                ),
                 problem,
             )
 
@@ -811,7 +817,7 @@ def _column_definitions(state: DeltaState) -> tuple[object, ...]:
 
 
 def _url_elsewhere(root: str, path: str, url_of: Callable[[str], str]) -> str:
-    """The URL of a file with an absolute path. Raises NotSupportedError if the file is in another kind of store than the table."""
+    """The URL of a file with an absolute path. Raises NotSupportedError if the file is in a different kind of store from the table."""
     scheme, colon, location = path.partition(":") if not path.startswith("/") else ("file", ":", path)
     path_scheme, table_scheme = scheme.lower(), root.partition("://")[0].lower()
     # A file's URL is complete if it names this machine: after two slashes comes the name of a host.
@@ -820,7 +826,7 @@ def _url_elsewhere(root: str, path: str, url_of: Callable[[str], str]) -> str:
         path_scheme != table_scheme and not {path_scheme, table_scheme} <= {"s3", "s3a", "s3n"}
     ):
         raise NotSupportedError(
-            f"{redact('path', root)}: its Delta log names {redact('path', path)}, a file in another store than the table's, which is "
+            f"{redact('path', root)}: its Delta log names {redact('path', path)}, a file in a different store from the table's, which is "
             "not supported: read the table with format('delta')"
         )
     return url_of("file:///" + location.removeprefix("//localhost").lstrip("/") if path_scheme == "file" else path)

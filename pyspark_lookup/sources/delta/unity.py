@@ -456,7 +456,7 @@ class UnityCatalog:
         for name, server in servers:
             if uri and find_origin(server) != find_origin(uri):
                 raise OptionError(
-                    f"option lookup.catalog.{name} = {redact('path', server)!r} is another server than {redact('path', uri)} ({URI_VARIABLE}), and the "
+                    f"option lookup.catalog.{name} = {redact('path', server)!r} is a different server from {redact('path', uri)} ({URI_VARIABLE}), and the "
                     f"credentials in the environment are for that one only: correct one of the two, or name a function with {CREDENTIALS}"
                 )
         return {name: text for name, text in login.items() if text}
@@ -493,7 +493,7 @@ class UnityCatalog:
 def _as_one_line(token: str) -> str:
     if re.search(r"[^\x21-\x7e]", token):
         raise OptionError(
-            "the token for a Unity catalog has a space, a line end or a letter that no token has: correct it"
+            "the token for a Unity catalog has white space, a control character or a character outside ASCII: correct it"
         )
     return token
 

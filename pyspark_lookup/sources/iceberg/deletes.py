@@ -18,7 +18,7 @@ from pyspark_lookup.columnar.keys import Numbers, one_array
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.roaring import checked_blob, read_roaring
 from pyspark_lookup.columnar.types import schema_of_text
-from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text
+from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text, describe_fault
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import DamagedFileError, raise_ours
 from pyspark_lookup.options.conf_file import redact
@@ -81,7 +81,10 @@ class PositionDeletes:
                 positions[key] = np.union1d(positions[key], part) if key in positions else part
         except (*UNREADABLE, pa.ArrowException, OSError) as problem:
             raise_ours(
-                DamagedFileError(f"{redact('path', self.url)} is not a readable delete file: {problem}"), problem
+                DamagedFileError(
+                    f"{redact('path', self.url)} is not a readable delete file: {describe_fault(problem)}: restore this file"
+                ),
+                problem,
             )
         return positions
 
@@ -139,7 +142,7 @@ class PuffinVector:
         except (*UNREADABLE, struct.error) as problem:
             redacted_path = redact("path", self.url)
             raise DamagedFileError(
-                f"{redacted_path}: the deletion vector at byte {self.offset} is damaged: {problem}"
+                f"{redacted_path}: the deletion vector at byte {self.offset} is damaged: {describe_fault(problem)}: restore this file"
             ) from None
         return {self.path: rows}
 

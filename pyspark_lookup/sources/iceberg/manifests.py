@@ -184,4 +184,6 @@ def _to_dict(pairs: Mapping[Any, Any] | None) -> dict[Any, Any]:
 
 def _damaged_file_error(location: str, file_kind: str, problem: Exception) -> DamagedFileError:
     redacted_path = redact("path", location)
-    return DamagedFileError(f"{redacted_path} is not an Iceberg {file_kind}: {describe_fault(problem)}")
+    return DamagedFileError(
+        f"{redacted_path} is not an Iceberg {file_kind}: {describe_fault(problem)}: restore this file"
+    )

@@ -79,13 +79,13 @@ class Locations:
     def resolve_url(self, file_location: str) -> str:
         """The URL of a file. Raises ValueError for a relative path that is not below the table's location.
 
-        Raises NotSupportedError for a file in another store than the table's.
+        Raises NotSupportedError for a file in a different store from the table's.
         """
         url = self._resolve(file_location)
         file_scheme, table_scheme = (_parse_scheme(address) for address in (url, self.root))
         if file_scheme != table_scheme and not {file_scheme, table_scheme} <= {"hdfs", "viewfs"}:
             raise NotSupportedError(
-                f"{redact('path', self.root)}: its metadata names {redact('path', file_location)}, a file in another store than the table's, "
+                f"{redact('path', self.root)}: its metadata names {redact('path', file_location)}, a file in a different store from the table's, "
                 "which is not supported: read the table with format('iceberg')"
             )
         return url
@@ -359,7 +359,9 @@ def parse_metadata(location: str, data: bytes, place: str) -> IcebergMetadata:
         document = json.loads(text)
     except (*UNREADABLE, EOFError, OSError) as problem:
         fault = describe_fault(problem)
-        raise_ours(DamagedFileError(f"{redact('path', location)} is not Iceberg metadata: {fault}"), problem)
+        raise_ours(
+            DamagedFileError(f"{redact('path', location)} is not Iceberg metadata: {fault}: restore this file"), problem
+        )
     return parse_metadata_json(location, document, place)
 
 
@@ -371,4 +373,6 @@ def parse_metadata_json(location: str, document: Any, place: str) -> IcebergMeta
         raise NotSupportedError(f"Iceberg table {redact('path', place)}: {problem}") from None
     except UNREADABLE as problem:
         fault = describe_fault(problem)
-        raise_ours(DamagedFileError(f"{redact('path', location)} is not Iceberg metadata: {fault}"), problem)
+        raise_ours(
+            DamagedFileError(f"{redact('path', location)} is not Iceberg metadata: {fault}: restore this file"), problem
+        )

@@ -115,7 +115,7 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
 
 
 def _check_servers(name: str, properties: Mapping[str, str]) -> None:
-    """Raise OptionError if `properties`, which options give, name another server than PyIceberg's configuration, which has credentials for that one.
+    """Raise OptionError if `properties`, which options give, name a different server from PyIceberg's configuration, which has credentials for that one.
 
     Whoever writes the options, such as those of a table in Spark's catalog, would get the credentials of each reader.
     """
@@ -126,7 +126,7 @@ def _check_servers(name: str, properties: Mapping[str, str]) -> None:
     for key in _SERVERS:
         if key in properties and find_origin(properties[key]) not in known:
             raise OptionError(
-                f"option lookup.catalog.{key} = {redact('path', properties[key])!r} is another server than {redact('path', config['uri'])}, for which "
+                f"option lookup.catalog.{key} = {redact('path', properties[key])!r} is a different server from {redact('path', config['uri'])}, for which "
                 f"PyIceberg's configuration has the credentials of catalog {name!r}: remove the option, or configure a catalog with another name"
             )
 

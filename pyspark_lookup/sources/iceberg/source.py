@@ -354,9 +354,12 @@ class IcebergSource(VersionSource):
             fault = str(problem).removeprefix(f"{redacted_path}: ")
             raise NotSupportedError(f"{place}the Iceberg table {redacted_path}: {fault}") from None
         except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
-            raise_ours(DamagedFileError(f"{place}the Iceberg table {redacted_path} cannot be read: {problem}"), problem)
+            advice = "" if isinstance(problem, DamagedFileError) else ": restore this file"
+            raise_ours(
+                DamagedFileError(f"{place}the Iceberg table {redacted_path} cannot be read: {problem}{advice}"), problem
+            )
         except UNREADABLE as problem:
-            fault = describe_fault(problem)
+            fault = f"{describe_fault(problem)}: restore the files of its metadata"
             raise_ours(DamagedFileError(f"{place}the Iceberg table {redacted_path} cannot be read: {fault}"), problem)
 
     def _build(self, table: Table, metadata: IcebergMetadata, selection: Selection) -> TableVersion:
@@ -461,7 +464,7 @@ class IcebergSource(VersionSource):
         except SourceChangedError as problem:
             raise_ours(
                 DamagedFileError(
-                    f"the metadata of the Iceberg table {self._redact_path(table)} cannot be read: {problem}"
+                    f"the metadata of the Iceberg table {self._redact_path(table)} cannot be read: {problem}: restore this file"
                 ),
                 problem,
             )
@@ -576,7 +579,7 @@ class IcebergSource(VersionSource):
                 except (UfsNotFoundError, SourceChangedError) as problem:
                     raise_ours(
                         DamagedFileError(
-                            f"the metadata of the Iceberg table {self._redact_path(table)} cannot be read: {problem}"
+                            f"the metadata of the Iceberg table {self._redact_path(table)} cannot be read: {problem}: restore this file"
                         ),
                         problem,
                     )

@@ -330,6 +330,8 @@ class DataFiles:
                     return DataFile(name, len(data), rows)
             except PutUnknownError as problem:  # if the file was put nevertheless, nothing names it
                 raise_ours(
-                    UfsUnavailableError(f"nothing was written to {redact('path', self._url)}: {problem.__cause__}"),
+                    UfsUnavailableError(
+                        f"nothing was written to {redact('path', self._url)}: {problem.__cause__}; write again"
+                    ),
                     problem,
                 )

@@ -102,7 +102,9 @@ def vacuum(
     try:
         state = log.append(make_event, after=state)
     except CommitUnknownError as problem:
-        raise_ours(UfsUnavailableError(f"{where} was not vacuumed: {problem.__cause__ or problem}"), problem)
+        raise_ours(
+            UfsUnavailableError(f"{where} was not vacuumed: {problem.__cause__ or problem}; vacuum again"), problem
+        )
     if state.table_id != table_id:
         raise UfsNotFoundError(f"{where} was dropped and recreated during this vacuum: vacuum it again")
     removed_files = _sweep(ufs, log, state, until_s)

@@ -277,7 +277,9 @@ def append_unseen(
 
 def nothing_written(log: NotificationLog, problem: CommitUnknownError) -> UfsUnavailableError:
     """The error for a write of which no row has become visible."""
-    return UfsUnavailableError(f"nothing was written to {log.redacted_path}: {problem.__cause__ or problem}")
+    return UfsUnavailableError(
+        f"nothing was written to {log.redacted_path}: {problem.__cause__ or problem}; write again"
+    )
 
 
 def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:

@@ -47,7 +47,8 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
     """
     if not provided_table.scans and not provided_table.looks_up:
         raise OptionError(
-            f"option {PROVIDER_OPTION} = {provided_table.name!r} has no lookup function and no scan: make its factory return a provider with one"
+            f"the provider of option {PROVIDER_OPTION} = {provided_table.name!r} has neither a lookup function nor a scan: make its factory return a "
+            "provider with at least one of them"
         )
     explicit_cache = options.cache.mode if "lookup.cache" in options.explicit else None
     whole = provided_table.scans and not provided_table.looks_up
@@ -77,13 +78,14 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
             f"option {PROVIDER_OPTION} = {provided_table.name!r}: the provider has changes() but no version(), and changes are counted from a version: give it a version(), too"
         )
     if options.read.on_error is OnError.STALE and (cache is CacheMode.NONE or provided_table.cache is not None):
-        why = (
-            "needs lookup.cache = 'PARTIAL' or 'FULL'"
+        need, change = (
+            ("lookup.cache = 'PARTIAL' or 'FULL'", "set that")
             if cache is CacheMode.NONE
-            else "needs a cache of lookupcache, not one that the provider brings"
+            else ("a cache of lookupcache, not one that the provider brings", "make the provider without its own cache")
         )
         raise OptionError(
-            f"option lookup.on-error = 'STALE' {why}, to have rows to answer with when provider {provided_table.name} fails: set that, or set 'FAIL' or 'NULL'"
+            f"option lookup.on-error = 'STALE' needs {need}, to have rows to answer with when provider {provided_table.name} fails: {change}, or set "
+            "lookup.on-error = 'FAIL' or 'NULL'"
         )
     if cache is CacheMode.PARTIAL:
         _check_partial(options, provided_table)

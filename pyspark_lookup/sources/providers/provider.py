@@ -1099,7 +1099,7 @@ class ProvidedTable:
         provider = self._provider.current()
         if not isinstance(provider, (LookupFunctionProvider, AsyncLookupFunctionProvider)):
             raise OptionError(
-                f"option {PROVIDER_OPTION} = {self.name!r} has no lookup function, only a scan: set lookup.cache = 'FULL'"
+                f"the provider of option {PROVIDER_OPTION} = {self.name!r} has no lookup function, only a scan: set lookup.cache = 'FULL'"
             )
         function: _Function = get_attribute(self.name, provider, "function")
         size = get_attribute(self.name, function, "batch_size")

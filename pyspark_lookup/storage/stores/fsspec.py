@@ -47,7 +47,13 @@ class FsspecStore:
                     f"option path = {redact('path', path)!r}: nothing that is installed here reads {protocol}://. Install the fsspec library of this "
                     "store, such as adlfs for abfss://, or check the spelling"
                 ) from None
-            raise_ours(OptionError(f"option path = {redact('path', path)!r}: {error}"), error)
+            raise_ours(
+                OptionError(
+                    f"{redact('path', path)}: fsspec cannot make a filesystem for it ({error}): check the path, the options lookup.storage.…, "
+                    "and that the store's fsspec library is installed"
+                ),
+                error,
+            )
         except OSError as error:
             if "libjvm" not in str(error) and "libhdfs" not in str(error):
                 raise_ours(our_error(error, path), error)

@@ -352,10 +352,14 @@ class LentStore:
         """Raise the store's refusal of lent credentials, with what it means."""
         if not isinstance(refusal, UfsPermissionError) or self._holder is None:
             raise refusal
-        what = "says that they have expired" if refusal.expired else "refuses them: they do not cover the location"
+        what, advice = (
+            ("says that they have expired", "compare the store's clock with the catalog's")
+            if refusal.expired
+            else ("refuses them: they do not cover the location", "have the catalog lend credentials that cover it")
+        )
         raise_ours(
             UfsPermissionError(
-                f"{redact('path', url)} is read with credentials that {self._holder.name} has lent, but the store {what} ({refusal})"
+                f"{redact('path', url)} is read with credentials that {self._holder.name} has lent, but the store {what} ({refusal}): {advice}"
             ),
             refusal,
         )

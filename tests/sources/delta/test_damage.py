@@ -184,7 +184,7 @@ def test_files_of_nobody_knows_where(tmp_path: Path, path: str, monkeypatch: pyt
     named = path.format(tmp_path / "of" / "a.parquet")
     add = {"path": named, "partitionValues": {}, "size": 9, "modificationTime": 1, "dataChange": True}
     append_commit(clone, [{"add": add}])
-    message = f"its Delta log names {re.escape(named)}, a file in another store than the table's"
+    message = f"its Delta log names {re.escape(named)}, a file in a different store from the table's"
     with pytest.raises(errors.NotSupportedError, match=message):
         opened(clone, tmp_path / "cache").scan()
 

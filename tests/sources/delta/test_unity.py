@@ -514,7 +514,7 @@ def test_options_that_are_wrong(lake: Lake, options: dict[str, str], error: str)
 
 def test_credentials_of_the_environment_are_for_one_server(lake: Lake) -> None:
     lake.patch.setenv("UNITY_CATALOG_URI", "https://unity.example.com")
-    message = r"is another server than https://unity.example.com \(UNITY_CATALOG_URI\), and the credentials"
+    message = r"is a different server from https://unity.example.com \(UNITY_CATALOG_URI\), and the credentials"
     lake.refused(OptionError, message)
     assert lake.catalog.count() == []
     elsewhere = {"lookup.catalog": "unity", "lookup.catalog.oauth2-server-uri": "https://other.example/token"}
@@ -522,7 +522,9 @@ def test_credentials_of_the_environment_are_for_one_server(lake: Lake) -> None:
         patch.delenv("UNITY_CATALOG_TOKEN", raising=False)
         patch.setenv("UNITY_CATALOG_CLIENT_ID", "client")
         patch.setenv("UNITY_CATALOG_CLIENT_SECRET", "SESAME")
-        with pytest.raises(OptionError, match=r"oauth2-server-uri = 'https://other\.example/token' is another server"):
+        with pytest.raises(
+            OptionError, match=r"oauth2-server-uri = 'https://other\.example/token' is a different server"
+        ):
             LookupTable(NAME, elsewhere).scan()
     lake.create("a")
     lake.patch.setenv("UNITY_CATALOG_URI", lake.catalog.uri)
@@ -567,5 +569,5 @@ def test_a_process_that_is_told_the_version(lake: Lake) -> None:
     assert ids(lake.table("partial")) == [5, 6]
     assert ids(table) == [5, 6]
     lake.clock.tick(301)
-    with pytest.raises(VersionGoneError, match=r"the name main\.travel\.airports means another table"):
+    with pytest.raises(VersionGoneError, match=r"the name main\.travel\.airports now means a different table"):
         look_up_version()

@@ -422,7 +422,7 @@ def test_a_file_of_another_store() -> None:
     """It is refused, and named, before any store is asked."""
     for root, files in OTHER_STORES.items():
         for file in files:
-            message = rf"^{root}: its metadata names {file}, a file in another store than the table's, which is not supported: read the table with"
+            message = rf"^{root}: its metadata names {file}, a file in a different store from the table's, which is not supported: read the table with"
             with pytest.raises(NotSupportedError, match=message):
                 Locations(root, root).resolve_url(file)
     for file in ("s3a://bucket/t/m.avro", "s3n://other/m.avro", "s3://bucket/x"):

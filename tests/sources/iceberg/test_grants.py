@@ -343,7 +343,9 @@ def test_a_name_that_means_another_table(world: World, mode: str) -> None:
         world.later(EVERY_S)
         for process in (alice, world.process()):
             for act in (functools.partial(process.look_up, token, mode), functools.partial(read, process)):
-                world.refused(errors.VersionGoneError, r"catalog 'tests' the name ns\.table means another table", act)
+                world.refused(
+                    errors.VersionGoneError, r"catalog 'tests' the name ns\.table now means a different table", act
+                )
         assert alice.ids(cached) == alice.ids(alice.open(mode)) == [2]
 
 
@@ -547,7 +549,7 @@ def test_credentials_of_a_configuration_are_for_its_servers(world: World, monkey
     for name in ("uri", "oauth2-server-uri"):
         alice = world.process()
         reader = alice.open(**{f"catalog.{name}": "http://other.example/token"})
-        match = rf"lookup\.catalog\.{name} = 'http://other\.example/token' is another server than"
+        match = rf"lookup\.catalog\.{name} = 'http://other\.example/token' is a different server from"
         world.refused(errors.OptionError, match, functools.partial(alice.ids, reader))
     assert world.take_requests() == []
     alice = world.process()

@@ -102,7 +102,11 @@ def test_changes_between_two_versions(site: Site) -> None:
 
 NO_CHANGES: list[tuple[dict[str, str], type[Exception], str]] = [
     ({"changes_from": "0"}, OptionError, r"lookup.changes-from = '0'"),
-    ({"changes_from": "99"}, VersionGoneError, r"lookup.changes-from = 99: the log of .* goes from 1 to \d+"),
+    (
+        {"changes_from": "99"},
+        VersionGoneError,
+        r"lookup.changes-from = 99: the newest position in the log of .* is \d+: give \d+ or less",
+    ),
     ({"changes_from": "4", "changes_to": "3"}, OptionError, r"lookup.changes-to = 3 is before lookup.changes-from = 4"),
     ({"changes_to": "3"}, OptionError, r"lookup.changes-to = 3 needs lookup.changes-from"),
     ({"changes_from": "1", "version": "1"}, OptionError, r"lookup.version reads one version and lookup.changes-from"),

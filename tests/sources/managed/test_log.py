@@ -208,7 +208,7 @@ def test_states_follow_the_model(truths: list[Truth]) -> None:
             assert paths(state, version.state) == files
             if version.state == str(valid):
                 assert state.resolve_version(valid).digest == version.digest
-        with pytest.raises(ValueError, match="log goes from 1"):
+        with pytest.raises(ValueError, match="there is no version"):
             state.version(state.position + 1)
         assert state.since == max(state.position // state.page - 1, 0) * state.page
     for (_, first, truth, _), (_, second, second_truth, _) in itertools.combinations(truths, 2):
@@ -372,7 +372,7 @@ def test_commits_of_which_nothing_is_known(place: Place, cache_dir: Path) -> Non
         host.allocate()
     assert observer.latest().position == 1
     host.store.before, host.store.after = lambda kind, subject: None, silent
-    with pytest.raises(errors.CommitUnknownError, match="look there before writing again") as problem:
+    with pytest.raises(errors.CommitUnknownError, match="look there before you write again") as problem:
         host.allocate()
     assert (observer.latest().position, observer.latest().nonce in str(problem.value)) == (2, True)
 

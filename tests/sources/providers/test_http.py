@@ -552,7 +552,7 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"lookup.http.header.X-API-Key": "hunter2"}, r"option lookup.http.header.x-api-key holds a credential"),
     ({"lookup.http.header.X-API-Key": "hunter2 ${X}"}, r"option lookup.http.header.x-api-key holds a credential"),
     ({"lookup.http.header.Host": "a"}, r"option lookup.http.header.host: lookupcache sets this header itself"),
-    ({"lookup.http.header.X": "a\r\nY: b"}, r"the value has more than one line"),
+    ({"lookup.http.header.X": "a\r\nY: b"}, r"the value has a line break or a NUL"),
     ({"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "5"}, r"set lookup.partial-cache.expire-after-write"),
     ({"path": "/t"}, r"option path has no meaning with lookup.provider = 'http'"),
     ({"lookup.schema": "id DOUBLE"}, r"key column 'id' is double, whose values have more than one spelling"),

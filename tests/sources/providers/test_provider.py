@@ -164,7 +164,7 @@ NO_PROVIDER = r"': the factory returned (.|\n)*: make it return a LookupProvider
 RETURNED: list[tuple[Any, type[Exception], str]] = [
     *((returned, OptionError, NO_PROVIDER) for returned in (None, users(), LookupFunctionProvider)),
     (provider(users(), None), OptionError, ""),  # type: ignore[arg-type]
-    (LookupProvider(SCHEMA), OptionError, ".* has no lookup function"),
+    (LookupProvider(SCHEMA), OptionError, ".* has neither a lookup function nor a scan"),
     *((provider(SyncFunction(make_answer(USERS), size)), PysparkLookupError, "") for size in (-1, "5", 2.5)),  # type: ignore[arg-type]
 ]
 

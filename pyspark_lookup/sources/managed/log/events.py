@@ -217,6 +217,9 @@ def parse_event(data: bytes, position: int, origin: str) -> Event:
         raise DamagedFileError(f"{origin} is not an event of a table's log: {describe_fault(problem)}") from None
 
 
+RESTORE = "restore this file, or drop the table, which loses its rows"
+
+
 def seal(document: Mapping[str, Any]) -> bytes:
     """The bytes of a JSON object with one more field at its end: the CRC-32 of all bytes before this field."""
     text = json.dumps(document, separators=(",", ":")).encode()[:-1]
@@ -358,7 +361,7 @@ class EventFiles:
     def _parse_position(self, name: str, file: FileVersion) -> int:
         stem = name.removesuffix(".json")
         if not stem.isdecimal():
-            raise DamagedFileError(f"{redact('path', file.url)} is not an event of a table's log")
+            raise DamagedFileError(f"{redact('path', file.url)} is not an event of a table's log: move it elsewhere")
         return int(stem)
 
     def read_following(self, position: int, table_id: str | None) -> list[tuple[FileVersion, Event]]:
@@ -408,7 +411,10 @@ class EventFiles:
             return parse_event(text, position, redact("path", file.url))
         except DamagedFileError:  # the bytes may have been damaged in transfer: read them once more
             (reread_text,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
+        try:
             return parse_event(reread_text, position, redact("path", file.url))
+        except DamagedFileError as problem:
+            raise DamagedFileError(f"{problem}: {RESTORE}") from None
 
     def is_listed(self, position: int, nonce: str) -> bool:
         """Whether a LIST of the log shows the event with this nonce at a position. For a check of stores that say that the event's file is

@@ -586,7 +586,7 @@ class NotificationLog:
             state = state.advance(event for _, event in events[1:])
         except DamagedFileError as problem:
             raise DamagedFileError(
-                f"{self.redacted_path}: {problem}: restore its file, or drop the table, which loses its rows"
+                f"{self.redacted_path}: {problem}: restore the file of that event, or drop the table, which loses its rows"
             ) from None
         self._keep(state, None, events[-1][0])
         return state
@@ -798,7 +798,8 @@ class NotificationLog:
     def _unknown_error(self, event: Event, problem: Exception) -> CommitUnknownError:
         return CommitUnknownError(
             f"it is unknown whether event {event.position} ({event.kind}) is in the log of {self.redacted_path}: {problem.__cause__ or problem}. "
-            f"It is if {redact('path', self._events.path(event.position))} contains {event.nonce}: look there before writing again"
+            f"The event is in the log if {redact('path', self._events.path(event.position))} contains {event.nonce}: look there before you "
+            "write again"
         )
 
     def _has_followed(self, state: TableState, event: Event) -> bool:

@@ -19,6 +19,7 @@ from pyspark_lookup.options.groups import OF_MATCHES
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import DURATION
 from pyspark_lookup.sources.managed.log.events import (
+    RESTORE,
     Abort,
     Allocate,
     Batch,
@@ -340,7 +341,7 @@ class TableState:
         self.definitions: list[tuple[int, Definition]] = []
         self.replaced_by = 0  # the highest write id of a committed overwrite
         self.keyed_by = 0  # the highest write id of a committed write by key
-        self.rekeyed_at = 0  # the position of the last definition with other keys than the one before it
+        self.rekeyed_at = 0  # the position of the last definition whose keys differ from those of the one before it
         self.deleted_where_at = 0  # the position of the last delete by a predicate
         self.vacuumed_at = 1  # the position of the last vacuum, or of the table's creation
 
@@ -350,7 +351,7 @@ class TableState:
     def begin(cls, event: Event, origin: str) -> TableState:
         """The state after a table's first event. Raises DamagedFileError for an event that does not create a table."""
         if not isinstance(event, Create) or event.position != 1:
-            raise DamagedFileError(f"{origin} does not create the table, as its first event should")
+            raise DamagedFileError(f"{origin} does not create the table, as its first event should: {RESTORE}")
         state = cls(event.table_id, 1, event.nonce, event.page)
         state.definitions = [(event.position, event.definition)]
         state.changes = [Change(event.position, event.at_s, None)]
@@ -552,7 +553,9 @@ class TableState:
         """
         at = self.position if position is None else position
         if not 1 <= at <= self.position:
-            raise ValueError(f"there is no version {at}: the log goes from 1 to {self.position}")
+            raise ValueError(
+                f"there is no version {at} (the newest is {self.newest}): give one that LookupTable.versions() lists"
+            )
         if at < self.since:
             raise EarlierStateError(
                 f"log position {at} of table {self.table_id} is before position {self.since}, where this state begins"

@@ -161,7 +161,7 @@ def _check_header(name: str, value: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
         raise OptionError(f"option {HEADER}{name}: {name!r} is not a valid name of an HTTP header: correct it")
     if re.search(r"[\r\n\0]", value):
-        raise OptionError(f"option {HEADER}{name}: the value has more than one line: write it on one line")
+        raise OptionError(f"option {HEADER}{name}: the value has a line break or a NUL: write it on one line")
     if name in _HEADERS_OF_CLIENT:
         raise OptionError(f"option {HEADER}{name}: lookupcache sets this header itself: remove the option")
     literal = VARIABLE.sub("", value)

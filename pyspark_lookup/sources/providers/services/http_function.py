@@ -324,12 +324,12 @@ def _proxy(url: str) -> str | None:
 
 
 def _with_variables(name: str, value: str) -> str:
-    """A header's value with its environment variables. Raises OptionError for one that is not set, or has more than one line."""
+    """A header's value with its environment variables. Raises OptionError for one that is not set, or has a line break or a NUL."""
 
     def variable(match: re.Match[str]) -> str:
         text = os.environ.get(match[1])
         if not text or re.search(r"[\r\n\0]", text):
-            problem = "has more than one line" if text else "is not set on this machine: set it"
+            problem = "has a line break or a NUL: set it to one line" if text else "is not set on this machine: set it"
             raise OptionError(f"environment variable {match[1]}, which option {HEADER}{name} names, {problem}")
         return text
 
