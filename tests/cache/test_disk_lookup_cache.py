@@ -94,7 +94,8 @@ def test_entries_of_other_versions(tmp_path: Path) -> None:
 
 
 def test_expiry(tmp_path: Path) -> None:
-    """By age since the load; over a restart of the machine by the wall clock, and what may be of any age has expired."""
+    """Rows expire by the time since their load. After a restart of the machine, the wall clock measures this time; if that clock was set back, all
+    rows have expired."""
     clock = FakeClock()
     cache = make_disk_cache(tmp_path / "c", clock, expire_after_write_s=10)
     cache.put_many(make_keys(1, 2, 3), make_rows(10, [20, 21], []), np.array([0.0, 5.0, 9.5]))

@@ -1,4 +1,4 @@
-"""Matches by range beside a loop over all rows: values of other types than the bounds, and the errors."""
+"""Matches by range beside a loop over all rows: values whose types are not those of the bounds, and the errors."""
 
 from __future__ import annotations
 

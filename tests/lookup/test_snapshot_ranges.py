@@ -343,7 +343,7 @@ def test_a_builder_that_is_killed(tmp_path: Path, die: Callable[[Path], None]) -
 
 
 def test_damage(tmp_path: Path) -> None:
-    """A file that is cut off, or has other bytes or other arrays than it should, is built again."""
+    """A file that is cut off, or whose bytes or arrays are not those that it should have, is built again."""
     make_table(tmp_path)
     look_up(tmp_path)
     (path,) = index_files(tmp_path)

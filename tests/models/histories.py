@@ -18,7 +18,7 @@ PARTITIONS: tuple[tuple[str, ...], ...] = (
     ("1", "__HIVE_DEFAULT_PARTITION__", "2", "-1"), ("2024-01-01", "2024-02-29", "2024-02-30", "now"),
     ("a%2Fb", "a b", "A", "ä"), ("1.50", "2.0", "3000000000", ".5"), ("100000000000000000000", "7", "1e3", "007"),
 )  # fmt: skip
-"""The values of a partition column. Later values have other types than the first ones."""
+"""The values of a partition column. The types of later values differ from those of the first ones."""
 WHERES = tuple(CONDITIONS)
 WRITERS = ("pyarrow", "pyarrow", "duckdb", "polars")
 WRITES = ("append", "append", "upsert", "upsert", "delete", "overwrite")

@@ -389,7 +389,7 @@ BINARY = [name for name in GOOD if name not in ("d.csv", "d.json")]
 
 
 def read_or_damaged(name: str, content: bytes) -> bool:
-    """Whether the file is told to be damaged, by name, with what a parser said of it. Any other error passes through."""
+    """Whether a read raises DamagedFileError, whose message must name the file and quote the parser's error. Any other error passes through."""
     try:
         Stored(name, content).table()
     except DamagedFileError as problem:

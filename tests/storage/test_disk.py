@@ -51,7 +51,7 @@ def test_a_block_is_what_was_put(opened: Opened) -> None:
     "other_key", [key(2), key(1, 1000, "w"), BlockKey(key(1).path_key, key(1).version_key, 1000, 1000)]
 )
 def test_a_block_in_anothers_place_is_a_miss(opened: Opened, other_key: BlockKey) -> None:
-    """A sound block under another's name (file, version or range), or of another length than its range, is not that other."""
+    """A sound block under the name of another one (file, version or range), or whose length is not that of its range, is no block of that name."""
     opened.disk.put_blocks({key(1): random_data(1), other_key: random_data(2)})
     os.replace(opened.path(other_key), opened.path(key(1)))
     for length in (999, 1001, 0):

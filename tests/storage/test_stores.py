@@ -187,7 +187,8 @@ def test_a_change_that_hides_from_mtime_is_seen(tmp_path: Path, change: str) -> 
     ("age_s", "cacheable"), [(LOCAL_GRANULE_S * 1.5, True), (LOCAL_GRANULE_S, False), (-3600.0, False)]
 )
 def test_a_racy_time_is_not_kept(tmp_path: Path, age_s: float, cacheable: bool) -> None:
-    """A file changed within the clock's granule of now, or after now, has a version that is not kept, however old its mtime is."""
+    """A file whose ctime is at most LOCAL_GRANULE_S before now, or later than now, has a version that is not `cacheable`, however old its mtime
+    is."""
     path = tmp_path / "file"
     path.write_bytes(OLD)
     os.utime(path, (1_000_000, 1_000_000))

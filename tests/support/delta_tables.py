@@ -79,7 +79,7 @@ def append_commit(table: Path, actions: Sequence[dict[str, Any]]) -> int:
 
 
 def set_properties(table: Path, properties: Mapping[str, str]) -> int:
-    """Write a commit that gives a table other properties than its first commit did (deltalake refuses names that it does not know); its version."""
+    """Write a commit that replaces the properties of a table's first commit (deltalake refuses names that it does not know); its version."""
     actions = map(json.loads, (table / f"_delta_log/{0:020}.json").read_text().splitlines())
     (metadata,) = (action["metaData"] for action in actions if "metaData" in action)
     return append_commit(table, [{"metaData": {**metadata, "configuration": properties}}])

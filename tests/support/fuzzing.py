@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 MORE = int(os.environ.get("LOOKUPCACHE_FUZZ", "1"))
 """So many times as many examples: 1 by day, 10 of `scripts/test --all`. Where it is set, each run draws other ones."""
 BY_NIGHT = not {"LOOKUPCACHE_FUZZ", "LOOKUPCACHE_SEED"}.isdisjoint(os.environ)
-"""Whether cases are other ones than by day, or one of these is replayed: they may take longer."""
+"""Whether the cases differ from those by day, or one of these is replayed: they may take longer."""
 ALLOWED = 2 * 2**30  # bytes beyond what a process has: a length that was believed would ask for more
 
 

@@ -57,7 +57,8 @@ def python_variables(home: Path) -> dict[str, str]:
 
 
 def become_daemon(connection: socket.socket) -> None:
-    """Run PySpark's daemon in this process as in the one at the other end (see `daemon.py`), which waits until the connection ends."""
+    """Run PySpark's daemon in this process, with the directory, arguments, environment and streams of `daemon.py`'s process at the other end of
+    `connection`. That process waits until the connection closes."""
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)

@@ -88,7 +88,7 @@ class Answer:
 
 
 def list_faults(requests: list[Sent]) -> list[Fault]:
-    """All that can become of those requests: the matrix of one write."""
+    """Every fault that can hit one of `requests`, the requests of one write: each request with each mode and each answer that make a difference."""
     return [
         Fault(n, a, m)
         for n, request in enumerate(requests, 1)
@@ -99,7 +99,7 @@ def list_faults(requests: list[Sent]) -> list[Fault]:
 
 
 def _differs(request: Sent, answer: str, mode: Mode) -> bool:
-    """Whether such a fault is another one than all that come before it in `ANSWERS` and `Mode`."""
+    """Whether such a fault differs in its effect from all that come before it in `ANSWERS` and `Mode`."""
     whole = _is_whole(answer)
     if request.kind not in ("get", "list") and answer in ("damaged", "damaged bare", "cut", "short", "empty"):
         return False  # their answers have no body

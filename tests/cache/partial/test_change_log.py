@@ -95,7 +95,8 @@ def test_rows_are_right_until_their_key_changes(cache_dir: Path, shared: bool) -
 @WHERE
 @pytest.mark.parametrize("sizes", [{"steps_at_most": 3}, {"bytes_at_most": 3 * 8}], ids=str)
 def test_how_far_it_reaches_back(cache_dir: Path, shared: bool, sizes: dict[str, int]) -> None:
-    """The earliest steps are forgotten, after the rows before them have begun to fade. Too many keys at once mean that all has changed."""
+    """The log forgets its earliest steps; shortly before, `fades` is true for the versions that need them. If one step has more keys than the
+    log may hold, all keys count as changed."""
     table = Table()
     reader = Reader(cache_dir if shared else None, table, **sizes)
     read = [reader.read()]

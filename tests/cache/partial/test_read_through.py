@@ -169,7 +169,7 @@ VERSIONS = {"v1": {1: [10], 2: [20, 21], 3: []}, "v2": {1: [11], 2: [20, 21], 3:
 @SHARED
 @pytest.mark.parametrize("one_cache", [True, False])
 def test_who_answers_from_an_older_version(cache_dir: Path, clock: FakeClock, is_shared: bool, one_cache: bool) -> None:
-    """A load that began before the version changed answers its caller, and comes into no cache of the new version."""
+    """A load that began before the version changed still answers its caller, but its rows are put into no cache of the new version."""
     source = Source(**VERSIONS)
     cache = DefaultLookupCache(max_rows=100, clock=clock.host().steady_s, rng=random.Random(7))
     worker = Worker(cache_dir if is_shared else None, source, clock, make=(lambda: cache) if one_cache else None)

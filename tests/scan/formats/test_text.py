@@ -310,7 +310,7 @@ DEPTHS = {
 
 @pytest.mark.parametrize(("content", "readable"), DEPTHS.values(), ids=list(DEPTHS))
 def test_json_nested_deep(dim: Path, content: str, readable: bool) -> None:
-    """Values that are nested deeper than a column can be are refused before a parser sees them. Texts are texts."""
+    """Values that are nested deeper than a column can be are refused before a parser sees them. Brackets inside JSON strings do not count."""
     write(dim, "a.json", content)
     for mode in CACHES.values():
         refused = pytest.raises(DamagedFileError, match="nested more than 100 deep")

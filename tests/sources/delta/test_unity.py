@@ -482,7 +482,7 @@ def test_errors_tell_apart(lake: Lake) -> None:
     lake.catalog.fault = lambda method, path: (302, b"")
     lake.refused(CatalogUnavailableError, "status 302, not as a Unity Catalog does")
     lake.catalog.fault = None
-    # The catalog lends credentials for another place than it says that the table has.
+    # The catalog lends credentials for a place that is not the table's location, as it states it.
     elsewhere = {**lake.store.lend(lake.catalog.tables[NAME].location, 3600)}
     lent = {"aws_temp_credentials": elsewhere, "expiration_time": None, "url": "s3://elsewhere/table"}
     lake.catalog.fault = lambda method, path: (200, lent) if method == "POST" else None

@@ -363,7 +363,7 @@ def test_a_file_that_is_added_again(tmp_path: Path, mode: str, kind: str, read_b
 
 @pytest.mark.parametrize("change", ["order", "one more"])
 def test_values_of_partitions_are_told_by_field_ids(tmp_path: Path, change: str) -> None:
-    """The metadata may list the fields of a spec in another order than a manifest does, or have one more."""
+    """The metadata may list the fields of a spec in a different order from a manifest, or have an additional field."""
     columns = {"id": "int", "p": "int", "q": "int"}
     table = IcebergTable.create(tmp_path / "t", columns, spec=[("p", "identity"), ("q", "identity")])
     table.commit(table.data([{"id": 1, "p": 1, "q": 2}]))

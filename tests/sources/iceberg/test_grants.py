@@ -676,7 +676,7 @@ def test_a_catalog_of_the_same_name_without_grants(world: World, monkeypatch: py
 
 
 def test_how_often_a_catalog_is_asked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`lookup.catalog.authorise-every`: a duration, of which 0 means always; only the conf file can make it longer than by default."""
+    """`lookup.catalog.authorise-every`: a duration; 0 asks at each read. Only the conf file can set more than the default of 5 min."""
     alice = world.process()
     with pytest.raises(errors.OptionError, match=r"authorise-every = '1 h' .*this host allows at most 300 s"):
         alice.open(**{"catalog.authorise-every": "1 h"})

@@ -167,7 +167,7 @@ def test_a_list_of_some_of_what_was_folded(site: Site) -> None:
 
 
 def test_keys_that_were_changed(site: Site) -> None:
-    """Upserts by other key columns than now are folded with all that they hide; alone they are refused by name."""
+    """Upserts by key columns that are not the current ones are folded with all that they hide; alone they are refused by name."""
     table = site.created(OFF)
     table.write(wide(0, 500))
     table.upsert(rows(1, name="new"))

@@ -64,7 +64,7 @@ CHANGED = pytest.raises(WriteConflictError, match="other key columns")
 
 
 def test_keys_that_are_altered(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deletes, writes of unique keys and transactions are refused by name: nothing is taken away by other keys than those they began with."""
+    """Deletes, writes of unique keys and transactions are refused by name: they delete no rows by keys that differ from those they began with."""
     table = site.created(OFF)
     table.write(pa.table({"id": [1, 1], "name": ["x", "y"]}, SCHEMA))
     writer = site.writer(host="b")

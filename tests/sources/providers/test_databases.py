@@ -157,7 +157,7 @@ def test_postgres_scans_by_time(postgres: Database) -> None:
 
 
 def test_postgres_arrays_of_several_dimensions(postgres: Database) -> None:
-    """They are an error, and no lists in which the dimensions are lost."""
+    """An array of several dimensions raises an error; it does not become a list that has lost the dimensions."""
     name = postgres.create("id integer, a integer[]", "(1, '{{1,2},{3,4}}')", "(2, '{1}')")
     assert postgres.table(name, "id", ONCE).get(2) == [{"id": 2, "a": [1]}]
     with pytest.raises(LookupFunctionError, match=r"\[1:2\]\[1:2\] is an array of several dimensions"):

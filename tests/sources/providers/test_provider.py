@@ -77,7 +77,7 @@ class Manual(CacheReloadTrigger):
         self.closed.set()
 
     def fire(self) -> None:
-        """A reload now; raises what it raises."""
+        """Trigger a reload and wait for it. Raises the error of the reload."""
         assert self.opened.wait(BOUND_S)
         self._context.trigger_reload().result(BOUND_S)
 

@@ -271,7 +271,7 @@ PLACES = [
 
 
 class Guarded(AbstractFileSystem):
-    """A file system with one file for each who comes with the credentials of the day."""
+    """A file system that gives the bytes of one file to callers whose credential ends with `good`, and raises `refusal` for all others."""
 
     cachable = False
     good: ClassVar[str] = "SESAME42"
