@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.cache.segments import ROW_BITS, Segment
-from pyspark_lookup.columnar.keys import SEED, Keys, Numbers, OneKey, as_array, as_indices, distinct_keys, hash_one
+from pyspark_lookup.columnar.keys import SEED, Keys, Numbers, OneKey, as_indices, distinct_keys, hash_one
 from pyspark_lookup.columnar.predicate import And, Compare, In, Predicate, referenced_columns
 from pyspark_lookup.columnar.types import cast_column, check_readable, conform_columns
 from pyspark_lookup.core.forks import cached_property
@@ -30,6 +30,7 @@ from pyspark_lookup.scan.table_scan import coalesce, matching_rows
 from pyspark_lookup.versions.model import TableVersion
 
 _FEW = 8  # up to this many rows are read faster value by value than by column
+_SELECTED_AT_ONCE = 16 * BATCH_ROWS  # so many rows of a layer are tested before those that are selected are returned
 _COMPACTION_SHARE = 0.25  # see `is_worth_compacting`
 _BITS_OF_BYTE = np.array([number.bit_count() for number in range(256)], np.uint8)
 _NEIGHBOURS = 6  # 2**6 neighbouring rows of a file share a mark in the first, rough search of `deleted_rows`
@@ -219,18 +220,20 @@ class Snapshot:
             bounds = None if ranges is None else _bounds(layer, ranges)
             if bounds is not None and not len(bounds):
                 continue
-            for start in range(0, layer.segment.rows, BATCH_ROWS):
-                stop = min(start + BATCH_ROWS, layer.segment.rows)
+            # Each task of a scan goes through all rows for those of its parts of files, which lie anywhere among them. Rows are taken from many
+            # batches at once, so that few rows of each make large batches, too.
+            for start in range(0, layer.segment.rows, _SELECTED_AT_ONCE):
+                stop = min(start + _SELECTED_AT_ONCE, layer.segment.rows)
                 is_selected = _mask(layer, bounds, start, stop)
-                if is_selected is not None and not is_selected.any():
+                if is_selected is None or is_selected.all():
+                    for first in range(start, stop, BATCH_ROWS):
+                        end = min(first + BATCH_ROWS, stop)
+                        yield end - first, layer.segment.slice(names, first, end)
                     continue
-                columns = layer.segment.slice(names, start, stop)
-                if is_selected is not None and not is_selected.all():
-                    mask = as_array(is_selected)
-                    columns = [column.filter(mask) for column in columns]
-                    yield int(np.count_nonzero(is_selected)), columns
-                else:
-                    yield stop - start, columns
+                rows = start + np.flatnonzero(is_selected)
+                for first in range(0, len(rows), BATCH_ROWS):
+                    selected = rows[first : first + BATCH_ROWS]
+                    yield len(selected), layer.segment.take(names, selected)
 
 
 def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]) -> Marks | None:
@@ -289,8 +292,12 @@ def _mask(layer: Layer, bounds: Numbers | None, start: int, stop: int) -> Number
     """For each row from `start` to before `stop`, whether it is not deleted and is inside the bounds; None if all are."""
     is_selected: Numbers | None = None
     if bounds is not None:
-        ordinals = layer.segment.ordinals[start:stop].astype(np.int64)
-        is_selected = (np.searchsorted(bounds, ordinals, "right") & 1).astype(np.bool_)
+        ordinals = layer.segment.ordinals[start:stop]
+        if len(bounds) == 2:
+            low, high = bounds.tolist()  # NumPy compares with Python's integers without making the ordinals wider
+            is_selected = (ordinals >= low) & (ordinals < high)
+        else:
+            is_selected = (np.searchsorted(bounds, ordinals.astype(np.int64), "right") & 1).astype(np.bool_)
     if layer.deleted is not None:
         is_live = ~layer.deleted.between(start, stop)
         is_selected = is_live if is_selected is None else is_selected & is_live

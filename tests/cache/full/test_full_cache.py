@@ -14,6 +14,7 @@ import pytest
 from pyarrow import orc
 
 from pyspark_lookup import LookupTable, errors
+from pyspark_lookup.cache.full import snapshot as snapshot_module
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.read import ReadTask
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -116,8 +117,13 @@ def test_what_a_change_makes_of_the_layers(directory: Path, cache_dir: Path) -> 
     assert table.versions(0, 500) == [10, 10]
 
 
-def test_tasks_share_the_rows_of_a_snapshot(directory: Path, cache_dir: Path) -> None:
+@pytest.mark.parametrize(("batch_rows", "at_once"), [(BATCH_ROWS, 16 * BATCH_ROWS), (100, 300), (300, 300)])
+def test_tasks_share_the_rows_of_a_snapshot(
+    directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, batch_rows: int, at_once: int
+) -> None:
     """Of several layers each row is in one task's share, however many tasks there are, and none reads a file."""
+    monkeypatch.setattr(snapshot_module, "BATCH_ROWS", batch_rows)
+    monkeypatch.setattr(snapshot_module, "_SELECTED_AT_ONCE", at_once)
     table = Table(directory, cache_dir, FULL)
     table.warm()
     publish(directory, 3, 2)
