@@ -184,13 +184,19 @@ def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
     )
 
 
-def as_python(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows as dictionaries. Raises SchemaError for a value that no Python type can hold, such as a day after the year 9999."""
+_USE_ARROW = "read it with get_many(), which returns Arrow, or leave the column out with lookup.columns"
+
+
+def as_python(rows: pa.Table | pa.RecordBatch, advice: str = _USE_ARROW) -> list[dict[str, Any]]:
+    """The rows as dictionaries. Raises SchemaError for a value that no Python type can hold, such as a day after the year 9999.
+
+    `advice`: how the error tells its reader to do without Python values.
+    """
     try:
         dictionaries: list[dict[str, Any]] = rows.to_pylist()
         return dictionaries
     except (OverflowError, ValueError) as problem:
-        raise_ours(SchemaError(_beyond_python(rows)), problem)
+        raise_ours(SchemaError(f"{_beyond_python(rows)}: {advice}"), problem)
 
 
 def _beyond_python(rows: pa.Table | pa.RecordBatch) -> str:
@@ -198,11 +204,8 @@ def _beyond_python(rows: pa.Table | pa.RecordBatch) -> str:
         try:
             column.to_pylist()
         except (OverflowError, ValueError) as problem:
-            instead = "read it with get_many(), which returns Arrow, or leave the column out with lookup.columns"
-            return (
-                f"column {name!r} of type {column.type} has a value that no Python type can hold ({problem}): {instead}"
-            )
-    return "the rows have a value that no Python type can hold: read them with get_many(), which returns Arrow"
+            return f"column {name!r} of type {column.type} has a value that no Python type can hold ({problem})"
+    return "the rows have a value that no Python type can hold"
 
 
 def _is_of_pandas(value: Any, name: str) -> bool:

@@ -53,6 +53,7 @@ from pyspark_lookup.lookup.metadata_tables import ViewTask, describe_table, scan
 from pyspark_lookup.lookup.range_match import MatchKind
 from pyspark_lookup.lookup.read import ResolvedTable, with_table_keys
 from pyspark_lookup.lookup.runtime import Engine, Runtime, runtime
+from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.groups import is_idle_in_gets, refuse_in_reads
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -759,7 +760,7 @@ class LookupTable:
         valid = engine.reader.kinds.source(resolved_table.table).valid_write_ids(resolved_table.version)
         if valid is None:
             raise NotSupportedError(
-                f"{self._options.files.path}: only managed tables, which this package writes, have write ids: use `version`, or check the path"
+                f"{redact('path', self._options.files.path)}: only managed tables, which this package writes, have write ids: use `version`, or check the path"
             )
         return valid
 

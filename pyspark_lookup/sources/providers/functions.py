@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from pyspark_lookup.cache.memory import LookupCache
-from pyspark_lookup.columnar.python_values import table_of_rows
+from pyspark_lookup.columnar.python_values import as_python, table_of_rows
 from pyspark_lookup.errors import LookupFunctionError
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 
@@ -61,6 +61,9 @@ class LookupFunction(abc.ABC):
         """Disconnect from the system. Called when a process closes its last `LookupTable` that uses this function."""
 
 
+_USE_LOOKUP = "leave the key out, or override lookup(), which gets the keys as Arrow"
+
+
 class KeyLookupFunction(LookupFunction):
     """Looks up one key at a time, for systems that cannot look up a batch. `schema`: the columns of the rows, including the key columns."""
 
@@ -71,7 +74,7 @@ class KeyLookupFunction(LookupFunction):
         """The rows that have this key, as dictionaries that include the key columns. None, or an empty collection, if no row has the key."""
 
     def lookup(self, keys: pa.Table) -> pa.Table:
-        rows = [row for key in keys.to_pylist() for row in self.lookup_key(key) or ()]
+        rows = [row for key in as_python(keys, _USE_LOOKUP) for row in self.lookup_key(key) or ()]
         return table_of_rows(rows, self.schema)
 
 
@@ -107,7 +110,7 @@ class AsyncKeyLookupFunction(AsyncLookupFunction):
         """Like `KeyLookupFunction.lookup_key`."""
 
     async def lookup(self, keys: pa.Table) -> pa.Table:
-        rows = [row for key in keys.to_pylist() for row in await self.lookup_key(key) or ()]
+        rows = [row for key in as_python(keys, _USE_LOOKUP) for row in await self.lookup_key(key) or ()]
         return table_of_rows(rows, self.schema)
 
 

@@ -77,6 +77,16 @@ class AsyncByKey(AsyncKeyLookupFunction):
         return ByKey.lookup_key(self, key)  # type: ignore[arg-type]
 
 
+def test_a_date_that_python_does_not_have() -> None:
+    """A key with a date before the year 1 cannot be a dictionary: the error names its column, and how to look the key up."""
+    keys = pa.table({"id": pa.array([-(10**6)], pa.int32()).view(pa.date32())})
+    for look_up in (ByKey().lookup, lambda keys: asyncio.run(AsyncByKey().lookup(keys))):
+        with pytest.raises(
+            SchemaError, match=r"'id' of type date32.* no Python type can hold .*: leave the key out, or override"
+        ):
+            look_up(keys)
+
+
 @KINDS
 @CACHES
 def test_one_thread(desk: Desk, kind: str, cache: Options) -> None:
