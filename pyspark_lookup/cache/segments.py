@@ -483,7 +483,7 @@ class SegmentBuilder:
         # The lowest and the highest key, if keys are one column of whole numbers.
         self._bounds: tuple[int, int] | None = None
         self._keyless_rows = 0
-        self._sizes = [ColumnSizes(f"c{n}", field.type) for n, field in enumerate(schema)]
+        self._sizes = [ColumnSizes(f"c{n}", field.type, field.name) for n, field in enumerate(schema)]
         self._waiting: list[_Columns] = []
         self._waiting_bytes, self._waiting_share = 0, 0.0
         self._partition_bits: int | None = None  # set once rows are divided into partitions

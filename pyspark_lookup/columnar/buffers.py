@@ -28,15 +28,21 @@ _INT32_AT_MOST = 2**31 - 1
 
 
 class ColumnSizes:
-    """A column's number of rows and the sizes of its streams. Both must be known before the first byte is written."""
+    """A column's number of rows and the sizes of its streams. Both must be known before the first byte is written.
 
-    def __init__(self, name: str, kind: pa.DataType) -> None:
+    `name`: that of its streams. `column`: that of the column, for errors.
+    """
+
+    def __init__(self, name: str, kind: pa.DataType, column: str = "") -> None:
         self.name = name
+        self.column = column
         self.kind = kind
         self.rows = 0
         self.nulls = 0
         self.bytes = 0
-        self.children = [ColumnSizes(f"{name}.{number}", child) for number, child in enumerate(child_types(kind))]
+        self.children = [
+            ColumnSizes(f"{name}.{number}", child, column) for number, child in enumerate(child_types(kind))
+        ]
 
     def add(self, array: pa.Array) -> None:
         self.rows += len(array)
@@ -71,8 +77,8 @@ class ColumnSizes:
         elif has_offsets(self.kind):
             if self.children[0].rows > _INT32_AT_MOST:
                 raise NotSupportedError(
-                    f"all values of type {self.kind} in one column have {self.children[0].rows} elements together, and a snapshot holds "
-                    f"{_INT32_AT_MOST} at most: leave out the column with these values (lookup.columns), or set lookup.cache = NONE"
+                    f"the values of column {self.column!r} ({self.kind}) have {self.children[0].rows} elements together, and a snapshot holds "
+                    f"{_INT32_AT_MOST} at most: leave the column out with lookup.columns, or set lookup.cache = NONE"
                 )
             sizes[f"{self.name}.offsets"] = (self.rows + 1) * 4
         elif not pa.types.is_struct(self.kind):

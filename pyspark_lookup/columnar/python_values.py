@@ -169,7 +169,9 @@ def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
         column = pa.chunked_array(keys) if isinstance(keys, ArrowStream) else pa.array(keys, from_pandas=of_pandas)
     except OverflowError as problem:
         raise_ours(
-            SchemaError("keys: a number does not fit into 64 bits, and no key column has such numbers: leave it out"),
+            SchemaError(
+                "keys: a number does not fit into 64 bits: give such numbers as decimal.Decimal, for a DECIMAL column"
+            ),
             problem,
         )
     except (TypeError, ValueError, pa.ArrowException) as problem:

@@ -153,7 +153,7 @@ def _coerce(field: pa.Field, value: Any) -> Any:
         return _coerce_timestamp(field, value)
     raise PredicateError(
         f"option lookup.where: column {field.name!r} of type {show_type(kind)} cannot be compared with {_show_literal(value)}"
-        + (f"; quote it: '{value}'" if pa.types.is_string(kind) else "")
+        + (f": quote it: '{value}'" if pa.types.is_string(kind) else ": compare it with a literal of its type")
     )
 
 
@@ -206,11 +206,12 @@ def parse_timestamp(text: str) -> datetime.datetime:
 
 
 def _parse(parse: Callable[[str], Any], text: str, field: pa.Field) -> Any:
+    spelling = "'2024-01-31'" if pa.types.is_date(field.type) else "'2024-01-31 12:00:00'"
     try:
         return parse(text)
     except ValueError:
         raise PredicateError(
-            f"option lookup.where: {text!r} is not a valid {field.type} value for column {field.name!r}: write it as ISO 8601 does"
+            f"option lookup.where: {text!r} is not a valid {show_type(field.type)} value for column {field.name!r}: write it as {spelling}"
         ) from None
 
 

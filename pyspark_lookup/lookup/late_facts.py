@@ -493,8 +493,8 @@ class LatePart:
         layout, lookup, first, second, self._looked_up_us, self._next = _HEADER.unpack_from(data)
         if layout != self._rules.layout:
             raise SchemaError(
-                "rows wait for this lookup in the stream's checkpoint, with columns or keys that are not the stream's any more: "
-                "undo the change until no row waits, or start with a new checkpoint, which loses the waiting rows"
+                "rows wait for this lookup in the stream's checkpoint, but with other columns or keys than the stream has now: undo the change "
+                "until no row waits, or start with a new checkpoint, which loses the waiting rows"
             )
         # Keys may have other rows in another lookup, even in the same version.
         self._version = (first, second) if lookup == bytes.fromhex(self._rules.lookup) else None

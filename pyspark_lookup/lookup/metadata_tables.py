@@ -54,8 +54,8 @@ def managed_state(engine: Engine, options: LookupOptions) -> TableState:
     if state is None:
         raise NotSupportedError(
             f"{redact('path', options.files.path)} is not (or no longer) a managed table: only tables written by "
-            "format('lookupcache') have a log of their changes: check the path, or read the table without lookup.changes-from, and "
-            "not with readStream"
+            "format('lookupcache') have a log of their changes: check the path, or read the table's rows: with spark.read, not readStream, and "
+            "without lookup.changes-from"
         )
     return state
 

@@ -225,7 +225,7 @@ class ReadOptions:
     )
     valid_to: str | None = option(
         "lookup.valid-to", NAME, None,
-        doc="For lookups with `as_of`: the column with the time until which a row is valid (exclusive). If it is null, the row is still "
+        doc="For lookups with `as_of`: the column with the time until which a row is valid (exclusive, unless `lookup.range.bounds` says otherwise). If it is null, the row is still "
             "valid. Without this option, a row is valid until the next row of its key.",
     )
     overlap: enums.Overlap | None = option(
@@ -370,11 +370,13 @@ def refuse_in_reads(
             raise OptionError(f"option {key} is for streams of changes (readStream): remove it")
         if key in OF_MATCHES and not matches:
             raise OptionError(
-                f"option {key} is for lookup_join with as_of, between, cidr or starts_with only: remove it"
+                f"option {key} has an effect only in lookups (lookup_join, register_lookup, LookupTable.get) with as_of, between, cidr or "
+                "starts_with: remove it, or give that argument"
             )
         if key == "lookup.on-error" and view is not enums.View.TOKEN and on_error is not enums.OnError.STALE:
             raise OptionError(
-                f"option {key} is for lookup_join and register_lookup: a scan or a get() always fails on an error; remove it"
+                f"option {key} = {on_error.value} is for lookup_join and register_lookup: remove it here, where each error fails the scan or "
+                "the get() (only STALE, for providers with a cache, changes that)"
             )
 
 
@@ -419,7 +421,7 @@ class StorageOptions:
     # fmt: off
     max_retries: int = option(
         "lookup.max-retries", COUNT, 3,
-        doc="How often a call is repeated after a transient error of the store (FLIP-221), with growing pauses. If the store "
+        doc="How often a call is repeated after a transient error of the store, or after an error of a provider (FLIP-221), with growing pauses. If the store "
             "refuses calls because it gets too many (503, 429), they are repeated for a minute before this number counts. "
             "0: no call is repeated.",
     )

@@ -24,7 +24,8 @@ class CredentialOptions(KindOptions):
         CREDENTIALS, Kind("`module:function`", parse_function), None,
         doc="Databases, HTTP, Redis and Unity Catalog: a function that takes the URL and returns a dictionary with `user`, `password` or both. For HTTP, "
             "it may return a `token`, or headers by name, instead; for Unity Catalog, it returns a `token`, or `client_id` and `client_secret`. Each "
-            "process calls it whenever it connects.",
+            "process calls it when it connects. For HTTP and Unity Catalog, the answer is kept, and the function is called again after status 401, or "
+            "when a token that was obtained with `client_id` and `client_secret` expires.",
     )  # fmt: skip
 
     @property

@@ -137,11 +137,11 @@ REFUSED: dict[str, list[str]] = {
 WORD = re.compile(r"\w+")
 ZONED = "as a timestamp with its zone"
 MISFITS: dict[str, list[str]] = {
-    "column '{column}' of type {kind} cannot be compared with {literal}": [
+    "column '{column}' of type {kind} cannot be compared with {literal}: compare it with a literal of its type": [
         "id = '1'", "double = 'NaN'", "flag = 1", "bytes = 'a'", "pair = 1", "list = 1", "elapsed = 1",
     ],
     "column 'id' of type int32 cannot be compared with True": ["id"],
-    "column 'name' of type string cannot be compared with {literal}; quote it: '1'": ["name = 1"],
+    "column 'name' of type string cannot be compared with {literal}: quote it: '1'": ["name = 1"],
     "column 'name' of type string cannot be compared with '2024-01-31": ["name = DATE '2024-01-31'", "name = TIMESTAMP '2024-01-31 12:00:00'"],
     "cannot be compared with '2024-01-31 00:00:00'": ["day = TIMESTAMP '2024-01-31 00:00:00'"],
     "'x' is not a valid date32[day] value for column 'day'": ["day IN ('2024-01-31', 'x')"],

@@ -371,7 +371,7 @@ class StoredSnapshots:
         return self.disk.lock_path("reload", self.key)
 
     def show_progress(self) -> None:
-        """Touch the lock file, at most every 10 seconds: it shows processes that wait for the lock that this load makes progress."""
+        """Touch the lock file, at most every 10 seconds. Processes that wait for the lock see from this that the load makes progress."""
         if abs(self.context.clock.steady_s() - self._progress_shown_s) >= _SIGN_EVERY_S:
             self._progress_shown_s = self.context.clock.steady_s()
             self.disk.use_lock(self.lock_path)

@@ -162,8 +162,8 @@ class GrowingColumn:
             offsets = list_offsets(array)
             if self._end + int(offsets[-1] - offsets[0]) > _INT32_AT_MOST:
                 raise OverflowError(
-                    f"all cached values of type {self.kind} in one column have more than {_INT32_AT_MOST} elements together: set a lower "
-                    "lookup.partial-cache.max-bytes, or leave out the column with these values (lookup.columns)"
+                    f"the cached values of column {self._name!r} ({self.kind}) have more than {_INT32_AT_MOST} elements together: set a lower "
+                    "lookup.partial-cache.max-bytes, or leave the column out with lookup.columns"
                 )
         for column, child in zip(self._children, child_arrays(array), strict=True):
             column.check_room(child)
@@ -322,8 +322,8 @@ class Entries:
     def __init__(self, key_fields: Sequence[pa.Field], row_fields: Sequence[pa.Field], room: int = 1024) -> None:
         self.key_fields = tuple(key_fields)
         self.row_fields = tuple(row_fields)
-        self._keys = [GrowingColumn(field.type) for field in key_fields]
-        self._columns = [GrowingColumn(field.type) for field in row_fields]
+        self._keys = [GrowingColumn(field.type, field.name) for field in key_fields]
+        self._columns = [GrowingColumn(field.type, field.name) for field in row_fields]
         self._hashes = GrowingNumbers(np.uint64)
         # The number of each entry's latest access; _DEAD for a removed entry.
         self._latest_accesses = GrowingNumbers(np.int64)
@@ -403,7 +403,7 @@ class Entries:
     def adopt(self, row_fields: Sequence[pa.Field]) -> None:
         """Set the columns of rows. Called when the first rows are put, if only keys without rows were put before."""
         self.row_fields = tuple(row_fields)
-        self._columns = [GrowingColumn(field.type) for field in row_fields]
+        self._columns = [GrowingColumn(field.type, field.name) for field in row_fields]
 
     def put(
         self, keys: Keys, hashes: Numbers, columns: Sequence[pa.Array], counts: Numbers, written_s: Numbers

@@ -54,7 +54,8 @@ class CsvFile:
         self.names: list[str] = self._texts.schema.names
 
     def infer(self, name: str, by_value: bool = False) -> Inferred:
-        """The inferred type of a column; text if `lookup.csv.infer-schema` is false. `by_value`: as in `infer_texts`."""
+        """The inferred type of a column. If `lookup.csv.infer-schema` is false: text, or `NOTHING` if all values are null. `by_value`: as in
+        `infer_texts`."""
         if not self._options.infer_schema:
             return NOTHING if self._column(name).null_count == self.rows else TEXT
         return infer_texts(self._column(name), by_value)

@@ -169,7 +169,10 @@ class LargeSnapshots:
     # --- columns ----------------------------------------------------------------------------------
 
     def _find_base(self, key: str, places: tuple[str, ...]) -> EntryColumns | None:
-        """The base in the host's record, or, without a record, the base that this process has made; None if its places differ."""
+        """The base in the host's record, or, without a readable record, the base that this process has made.
+
+        None if there is neither, or if the base's URLs were computed for other `places` (see `EntryColumns`).
+        """
         disk = self._context.disk
         base: EntryColumns | None = None
         if disk is not None:

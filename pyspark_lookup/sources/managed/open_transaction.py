@@ -197,7 +197,7 @@ class OpenWrites:
     def _log_put(
         self, job: Job, files: list[DataFile], rows: pa.Table | None, on_logged: Callable[[], None] = lambda: None
     ) -> None:
-        """Put the names of files, and a delete file that names `rows`, into the log; then call `on_logged`."""
+        """Write a delete file that names `rows`, and put its name and those of `files` into the log; then call `on_logged`."""
         # Until the put returns, the log may or may not name the files. If the store's answer is lost, the files stay, and the transaction
         # can no longer be committed.
         self._unknown_reason = _INTERRUPTED

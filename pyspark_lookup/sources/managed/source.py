@@ -234,11 +234,12 @@ def read_version(log: NotificationLog, table: Table, state: TableState, position
             )
         if is_readable:
             return version
-    reason = "was vacuumed" if write_ids is None else "needs files that were compacted or vacuumed since"
-    raise VersionGoneError(
-        f"{redact('path', table.url)}: version {table.pinned if position is None else position} {reason}: versions from {state.oldest} on can "
-        "be read"
-    )
+    if write_ids is not None:
+        reason = f"the list of write ids {str(write_ids)!r} needs files that were compacted or vacuumed since: take a newer list (LookupTable.valid_write_ids)"
+    else:
+        number = table.pinned if position is None else position
+        reason = f"version {number} was vacuumed: versions from {state.oldest} on can be read"
+    raise VersionGoneError(f"{redact('path', table.url)}: {reason}")
 
 
 def managed_version(table: Table, state: TableState, position: int | None = None) -> TableVersion:

@@ -736,8 +736,8 @@ class TableWriter:
         return dataclasses.replace(job, definition=definition)
 
     def put_files(self, job: Job, files: Sequence[DataFile], rows: pa.Table | None) -> None:
-        """Add files to the job's write in the log, and a delete file that names `rows` of other files. The job's commit makes both
-        effective."""
+        """Write a delete file that names `rows` of other files, and add it and `files` to the job's write in the log. The job's commit makes
+        both effective."""
         deletes = [self._files(job).put_deletes(rows)] if rows is not None and rows.num_rows else []
         if job.write_id is not None and (files or deletes):
             self._log.append(self._writes(job, job.write_id, Independent(), files, deletes))

@@ -121,7 +121,8 @@ class ProviderOptions(KindOptions):
     )
     async_capacity: int = option(
         "lookup.async.capacity", POSITIVE_COUNT, 100,
-        doc="Asynchronous providers: the maximum number of concurrent calls.",
+        doc="Asynchronous providers: the maximum number of concurrent calls in each process, for one table with the same options. "
+            "`lookup.max-connections` limits a whole host.",
     )
     async_timeout_s: float = option(
         "lookup.async.timeout", POSITIVE_DURATION, 180.0, default_text="3 min",
@@ -140,8 +141,8 @@ class ProviderOptions(KindOptions):
     )
     circuit_breaker_wait_s: float | None = option(
         "lookup.circuit-breaker.wait-duration", POSITIVE_DURATION, None,
-        doc="Providers: after five calls in a row have failed for all their keys, in all processes of a host, calls fail at once for this long. "
-            "Then one lookup or scan is let through: if it fails, calls fail at once for as long again.",
+        doc="Providers: the processes of a host count failures together. After five calls in a row that failed for all their keys, all calls "
+            "of all these processes fail at once for this long. Then one lookup or scan is let through: if it fails, calls fail at once for as long again.",
     )
     retry_predicate: RetryPredicate | None = option(
         "lookup.retry.predicate", choice(RetryPredicate), None,
@@ -150,8 +151,9 @@ class ProviderOptions(KindOptions):
     )
     retry_fixed_delay_s: float | None = option(
         "lookup.retry.fixed-delay", POSITIVE_DURATION, None,
-        doc="Providers: the pause before keys without rows are looked up again. For `lookup_join(…, wait=…)`, set it without `lookup.retry.predicate` "
-            "and `lookup.retry.max-attempts`.",
+        doc="Providers: the pause before keys without rows are looked up again. For `lookup_join(…, wait=…)` with a provider without `version()`, "
+            "set it alone, without `lookup.retry.predicate` and `lookup.retry.max-attempts`. With a `version()`, leave it out: each new version is "
+            "looked up.",
     )
     retry_max_attempts: int | None = option(
         "lookup.retry.max-attempts", POSITIVE_COUNT, None,

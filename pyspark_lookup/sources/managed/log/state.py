@@ -168,8 +168,8 @@ LOG_RETENTION, VACUUM_AFTER = "lookup.log.retention", "lookup.write.vacuum-after
 class TableProperties:
     """How long a table keeps its log and its files, in seconds.
 
-    `log_retention_s`: how long the log keeps the events of a version after vacuum may have removed the version's files. `vacuum_after_s`:
-    commits remove files that no version has needed for this long (None: commits never vacuum).
+    `log_retention_s`: how much longer than a version's files its events are kept. Vacuum may remove the files first, and the events this long
+    afterwards. `vacuum_after_s`: commits remove files that no version has needed for this long (None: commits never vacuum).
     """
 
     log_retention_s: float = KEPT_S
@@ -593,7 +593,8 @@ class TableState:
         """
         if write_ids.table != self.table_id:
             raise ValueError(
-                f"the list of write ids {str(write_ids)!r} is of another table: the id of this one is {self.table_id}"
+                f"the list of write ids {str(write_ids)!r} is of another table: the id of this one is {self.table_id}; take a list from "
+                "LookupTable.valid_write_ids of this table"
             )
         if write_ids.high_watermark > self.high_watermark:
             raise ValueError(
