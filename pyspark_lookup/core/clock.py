@@ -91,6 +91,12 @@ class Timer:
                         del self._times[task]
                 raise
 
+    def remove(self, task: Task) -> None:
+        """Do not run a task again, unless `run_soon` asks for it. If it is running now, it runs to its end."""
+        with self._changed:
+            self._times.pop(task, None)
+            self._changed.notify()
+
     @property
     def can_be_awaited(self) -> bool:
         """Whether the current thread may wait until a task has run: the timer has a thread, and that is not the current thread."""
@@ -144,7 +150,7 @@ class Timer:
                 _log.exception("a task of the timer failed")
                 again_s = _AFTER_ERROR_S
             with self._changed:
-                if self._times[task] < math.inf:  # it was requested again while it ran
+                if self._times.get(task) != math.inf:  # it was requested again, or removed, while it ran
                     continue
                 if again_s is None:
                     del self._times[task]

@@ -95,11 +95,14 @@ _BLOCK_WAIT_S = 60.0
 # How many engines stay open without users. Each takes at least 25 kB, and keeps a file of counters open.
 _ENGINES_KEPT = 256
 _IDLE_PROBES = 16  # how many engines are examined to find an idle one
-_PUBLISH_EVERY_S = 0.1  # how often calls of `LookupTable` publish their counters
+_PUBLISH_EVERY_S = 0.1
 
 
 class Engine:
-    """What this process has open for one table: the object that reads it, the object that writes managed tables, and the counters."""
+    """What this process has open for one table: the object that reads it, the object that writes managed tables, and the counters.
+
+    `publish_every_s`: how often calls that follow each other closely publish their counters (0: each call does).
+    """
 
     def __init__(
         self,
@@ -108,6 +111,7 @@ class Engine:
         context: HostContext,
         publisher: Publisher,
         managed: ManagedTables,
+        publish_every_s: float,
     ) -> None:
         self.reader = reader
         reader.fulls.owner = self
@@ -117,6 +121,7 @@ class Engine:
         self._context = context
         self.last_table: Table | None = None  # the table that was at the path when a token was last issued
         self._publisher = publisher
+        self._publish_every_s = publish_every_s
         self.steady_s = context.clock.steady_s
         self._sweep_from_s = self.steady_s() + SWEEP_EVERY_S  # `Runtime` has just swept the directory
         self._publish_from_s = 0.0
@@ -132,15 +137,15 @@ class Engine:
         """Publish this process's counters to the host's other processes. If it is time, also start to clean up the cache directory, in a thread."""
         self._publisher.publish()
         now_s = self.steady_s()
-        self._publish_from_s = now_s + _PUBLISH_EVERY_S
+        self._publish_from_s = now_s + self._publish_every_s
         if self.disk is not None and now_s >= self._sweep_from_s:
             self._sweep_from_s = now_s + SWEEP_EVERY_S
             with contextlib.suppress(RuntimeError):  # there are too many threads, or the process ends
                 self._context.start("lookupcache-sweep", self.disk.sweep)
 
     def publish_soon(self) -> None:
-        """Publish the counters: now, or in a thread a tenth of a second after they were published last. To publish costs nearly half as much as
-        the rest of a warm `get`."""
+        """Publish the counters: now, or in a thread `publish_every_s` after they were published last. To publish costs nearly half as much as the
+        rest of a warm `get`."""
         timer = self._context.timer
         if timer is None or self.steady_s() >= self._publish_from_s:
             self.publish_metrics()
@@ -170,6 +175,10 @@ class Engine:
         if table_and_options is not None:
             self.reader.let_go(*table_and_options, user)
         if not self.reader.is_held:
+            if self._context.timer is not None and self._publishes_later:
+                self._publishes_later = False
+                self._context.timer.remove(self._late_task)  # so that its thread ends
+            self._publish_from_s = 0.0
             self._publisher.close()
 
     def suspend(self) -> None:
@@ -205,7 +214,7 @@ def _publish_late(engine: weakref.ref[Engine]) -> float | None:
 class Runtime:
     """The stores, cache directories and engines of one process. Each is opened once, when it is first needed.
 
-    `host`: the host's name (None: the name that the system says).
+    `host`: the host's name (None: the name that the system says). `publish_every_s`: see `Engine`.
     """
 
     def __init__(
@@ -215,6 +224,7 @@ class Runtime:
         sizes: WriteSizes | None = None,
         start: Start = in_thread,
         host: str | None = None,
+        publish_every_s: float = 0.0,
     ) -> None:
         self.pid = os.getpid()
         self.clock = clock
@@ -223,6 +233,7 @@ class Runtime:
         self._start = start
         self._host = host or socket.gethostname()
         self._timer = Timer(start)
+        self._publish_every_s = publish_every_s
         self._lock = threading.RLock()  # reentrant: opening a store runs a user's code, which may open another table
         self._stores: dict[str, Store] = {}
         self._shared: dict[Any, Any] = {}  # objects that several sources of versions share, such as a catalog
@@ -332,7 +343,7 @@ class Runtime:
             replaced = (scan, scan), opening.cache, opening.trigger
             reader = TableReader(resolver, blocks, context, *replaced)
         managed = ManagedTables(resolver.kinds, ufs, context, reader.versions.files, self._sizes)
-        return Engine(reader, ufs, context, publisher, managed)
+        return Engine(reader, ufs, context, publisher, managed, self._publish_every_s)
 
     def _open_store(self, options: LookupOptions) -> Store:
         def open_url(url: str, with_storage: bool, lent: Mapping[str, Any] | None = None) -> Store:
@@ -411,9 +422,11 @@ def runtime() -> Runtime:
         return current
     with _making:
         if _current is None or _current.pid != os.getpid():
+            publish_every_s = _PUBLISH_EVERY_S
             if _current is not None:
                 _inherited.append(_current)
-            _current = Runtime(HostClock(), random.Random())
+                publish_every_s = 0.0  # a forked child may end by `os._exit`, without notice
+            _current = Runtime(HostClock(), random.Random(), publish_every_s=publish_every_s)
             _publish_at_end_of_child()
         return _current
 

@@ -69,7 +69,7 @@ def counted(tmp_path: Path) -> Callable[[], int]:
 def test_when_counts_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: Callable[[], int]) -> None:
     """By the first call in a tenth of a second, and by the timer after the last call; by each call while no thread can be started."""
     clock, threads = FakeClock(), Later()
-    process = runtime_module.Runtime(clock.host(), random.Random(7), start=threads)
+    process = runtime_module.Runtime(clock.host(), random.Random(7), start=threads, publish_every_s=0.1)
     monkeypatch.setattr(runtime_module, "_current", process)
     options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")}
     table = LookupTable(str(tmp_path / "dim"), options)
@@ -264,7 +264,7 @@ def test_option_values_may_be_python_values(table: Opens, tmp_path: Path) -> Non
             table(options, at=tmp_path / "absent")
     # What does nothing in a read is refused when it is read.
     for option, value, says in (
-        ("lookup.on-error", "NULL", "is for lookup_join and register_lookup"),
+        ("lookup.on-error", "NULL", "= NULL is for lookup_join and register_lookup"),
         ("lookup.stream.start", "LATEST", "is for streams of changes"),
     ):
         with pytest.raises(errors.OptionError, match=f"{option} {says}"):

@@ -42,7 +42,7 @@ REFUSED = {
     "versions-not-contiguous": "00000000000000000001.json is missing before version 2",
     "table-with-dv-special-char": "a file in a different store from the table's",
     **dict.fromkeys(NO_SCHEMA, "has no schemaString"),
-    **dict.fromkeys(NO_FILES, "it belongs to the current version"),
+    **dict.fromkeys(NO_FILES, r"but the current version.* needs this file"),
     "big_query_error": "not below the table's location 'gs://laura-test-test-bucket/table_name'",
     "case_sensitive_names": "columns 'user_id' and 'uSeR_Id' differ at most in letter case",
     "generated_bounds": "names s3://fake-bucket/d/0000000000/t.parquet, a file in a different store from the table's",

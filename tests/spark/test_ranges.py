@@ -338,5 +338,5 @@ def test_what_matches_refuse(spark: SparkSession, tmp_path: Path) -> None:
         OptionError, match=r"argument between = 'low': give the table's columns, e\.g\. \('low', 'high'\)"
     ):
         register_lookup(spark, "refused", path, between="low")
-    with pytest.raises(OptionError, match=r"lookup\.range\.bounds is for lookup_join with as_of, between"):
+    with pytest.raises(OptionError, match=r"lookup\.range\.bounds has an effect only in lookups .*with as_of, between"):
         lookup_join(df, path, {"value": "low"}, options={"lookup.range.bounds": "[]"})

@@ -165,7 +165,7 @@ MISTAKES: list[tuple[dict[str, str], str]] = [
     ({"lookup.storage.secret": "hunter2"}, "looks like a credential"),
     ({"lookup.columns": "id,nam"}, "the table has no column 'nam'"),
     ({"lookup.where": "upper(id) = 'A'"}, "is not supported; supported are"),
-    ({"lookup.on-error": "NULL"}, "lookup.on-error is for lookup_join and register_lookup"),
+    ({"lookup.on-error": "NULL"}, "lookup.on-error = NULL is for lookup_join and register_lookup"),
     ({"lookup.view": "files", "LOOKUP.write.mode": "upsert"}, "lookup.write.mode is for writes"),
     ({"lookup.view": "files", "lookup.stream.start": "1"}, "lookup.stream.start is for streams of changes"),
 ]
