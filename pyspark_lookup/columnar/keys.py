@@ -101,7 +101,9 @@ def make_key_parser(kind: pa.DataType) -> Callable[[object], OneKey | None]:
         return lambda key: key if type(key) is int and low <= key <= high else None
     if is_text(kind):
         return _encode_key
-    return lambda key: key if type(key) is bytes and is_binary(kind) and len(key) <= 8 * _WORDS_AT_MOST else None
+    if is_binary(kind):
+        return lambda key: key if type(key) is bytes and len(key) <= 8 * _WORDS_AT_MOST else None
+    return lambda key: None
 
 
 def _encode_key(key: object) -> bytes | None:

@@ -1,7 +1,7 @@
 """`Publisher` and `read_table_counts`: the counters of a host's processes, shared in the cache directory (FLIP-221's metric group).
 
 Each process has a file for each table. It writes its numbers there after each batch of a Spark task and after each call. For calls of `get`,
-`get_many` and `scan` that follow each other closely, a thread writes them every tenth of a second (`Engine.publish_soon`). So the sums over a
+`get_many` and `scan` that follow each other closely, a thread writes the numbers every tenth of a second (`Engine.publish_soon`). So the sums over a
 host's processes are exact, but for the last batch, or the calls of the last tenth of a second, of a process that was killed.
 """
 

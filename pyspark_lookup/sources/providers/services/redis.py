@@ -176,16 +176,16 @@ def _shown(names: Sequence[str], numbers: Sequence[int]) -> str:
     return repr(names[numbers[0]]) + (f" or of {len(numbers) - 1} others" if len(numbers) > 1 else "")
 
 
-_CORRECT = "correct the value, or option lookup.redis.value"
+_ADVICE = "correct the value, or option lookup.redis.value"
 
 
 def _decode_object(name: str, content: bytes) -> dict[str, Any]:
     try:
         value = decode_json(content)
     except ValueError as problem:
-        raise LookupFunctionError(f"Redis key {name!r} does not hold a JSON object: {problem}: {_CORRECT}") from None
+        raise LookupFunctionError(f"Redis key {name!r} does not hold a JSON object: {problem}: {_ADVICE}") from None
     if not isinstance(value, dict):
-        raise LookupFunctionError(f"Redis key {name!r} does not hold a JSON object: {show(value)}: {_CORRECT}")
+        raise LookupFunctionError(f"Redis key {name!r} does not hold a JSON object: {show(value)}: {_ADVICE}")
     return value
 
 
