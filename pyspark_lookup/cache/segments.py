@@ -37,6 +37,7 @@ from pyspark_lookup.columnar.keys import (
     as_array,
     as_indices,
     check_index,
+    make_value_reader,
     offsets_and_data,
     order_rows,
 )
@@ -293,6 +294,7 @@ class Segment:
         self._streams = {name: pa.py_buffer(region) for name, region in opened.regions.items()}
         self._dictionaries = {number: as_count(entries) for number, entries in meta["dictionaries"].items()}
         self._columns: dict[str, tuple[pa.Array, pa.Array | None]] = {}
+        self._readers: dict[str, Callable[[int], Any]] = {}
         self._check_columns(opened.regions)
         self.ordinals = _numbers(opened.regions["ordinals"], self.rows)
         self.file_starts = np.cumsum([0, *(file.rows for file in self.files)])
@@ -385,12 +387,21 @@ class Segment:
 
     def row(self, names: Sequence[str], row: int) -> dict[str, Any]:
         """The values of one row in the columns `names`, as Python values by column."""
-        values = {}
-        for name in names:
-            column, texts = self._columns.get(name) or self._column(name)
-            value = column[row].as_py()
-            values[name] = value if texts is None or value is None else texts[value].as_py()
-        return values
+        return {name: (self._readers.get(name) or self._make_reader(name))(row) for name in names}
+
+    def _make_reader(self, name: str) -> Callable[[int], Any]:
+        """A function that returns the value of a row in the column `name`."""
+        column, texts = self._column(name)
+        read = read_code = make_value_reader(column)
+        if texts is not None:
+            read_text = make_value_reader(texts)
+
+            def read(row: int) -> str | None:
+                code = read_code(row)
+                return None if code is None else read_text(code)
+
+        self._readers[name] = read
+        return read
 
     def slice(self, names: Sequence[str], start: int, stop: int) -> list[pa.Array]:
         """The columns `names` of the rows from `start` to before `stop`; codes become the texts that they stand for."""

@@ -160,12 +160,12 @@ class KeyColumn:
             hashes ^= self.values.astype(np.int64).view(np.uint64)
         return _mix(hashes, seed)
 
-    def holds(self, row: int, key: OneKey) -> bool:
-        """Whether a row has `key` as its value."""
-        if self.values is None:
-            buffer = self.array[row].as_buffer()
-            return buffer is not None and buffer.to_pybytes() == key
-        return int(self.values[row]) == key
+    def make_reader(self) -> Callable[[int], OneKey | None]:
+        """A function that returns a row's key as `make_key_parser` returns it, for a type for which this is not always None."""
+        if self.values is not None:
+            return self.values.item
+        binary = pa.large_binary() if pa.types.is_large_string(self.array.type) else pa.binary()
+        return make_value_reader(self.array.cast(binary) if is_text(self.array.type) else self.array)
 
     def equal(self, rows: Numbers, other: KeyColumn, other_rows: Numbers) -> Numbers:
         """For each of `rows`, whether its value is the same as that of the row of `other` whose number is at the same place in `other_rows`."""
@@ -428,6 +428,38 @@ def offsets_and_data(array: pa.Array) -> tuple[Numbers, Numbers]:
         return np.zeros(1, np.int64), np.zeros(0, np.uint8)
     row_offsets = np.frombuffer(offsets, width, array.offset + len(array) + 1)[array.offset :]
     return row_offsets.astype(np.int64, copy=False), np.frombuffer(data if data is not None else b"", np.uint8)
+
+
+def make_value_reader(array: pa.Array) -> Callable[[int], Any]:
+    """A function that returns the value of a row as `array[row].as_py()` does, but makes no objects of Arrow for integers, floats, text and binary."""
+    if not len(array) or (read := _make_reader(array)) is None:
+        return lambda row: array[row].as_py()
+    if not array.null_count:
+        return read
+    bits, start = memoryview(array.buffers()[0]).cast("B"), array.offset
+
+    def read_or_none(row: int) -> Any:
+        place = start + row
+        return read(row) if bits[place >> 3] >> (place & 7) & 1 else None
+
+    return read_or_none
+
+
+def _make_reader(array: pa.Array) -> Callable[[int], Any] | None:
+    """A function that returns the value of a row that is not null; None for an array of another type than `make_value_reader` names."""
+    kind, start, stop = array.type, array.offset, array.offset + len(array)
+    if pa.types.is_integer(kind) or kind in (pa.float32(), pa.float64()):
+        code = "f" if pa.types.is_floating(kind) else "i" if pa.types.is_signed_integer(kind) else "u"
+        return np.frombuffer(array.buffers()[1], f"{code}{kind.bit_width // 8}", stop)[start:].data.__getitem__
+    large = kind in (pa.large_string(), pa.large_binary())
+    if not large and kind not in (pa.string(), pa.binary()):
+        return None
+    _, offsets, data = array.buffers()
+    ends = np.frombuffer(offsets, np.int64 if large else np.int32, stop + 1)[start:].data
+    content = memoryview(b"" if data is None else data).cast("B")
+    if is_text(kind):
+        return lambda row: str(content[ends[row] : ends[row + 1]], "utf-8")
+    return lambda row: bytes(content[ends[row] : ends[row + 1]])
 
 
 def _hash_bytes(array: pa.Array, hashes: Numbers, seed: Seed) -> Numbers:
@@ -703,6 +735,7 @@ class KeyIndex:
         self._first = arrays.get("first")
         self._low = low
         self._stored = Keys(stored)
+        self._read_key: Callable[[int], OneKey | None] | None = None
         if self._starts is not None:
             self._shift = np.uint64(65 - len(self._starts).bit_length())
 
@@ -764,11 +797,11 @@ class KeyIndex:
             return number if number >= 0 else None
         assert self._starts is not None
         bucket = hashed >> int(self._shift)
-        column, hashes, first = self._stored.columns[0], self._hashes, self._first
+        hashes, first = self._hashes, self._first
+        read = self._read_key = self._read_key or self._stored.columns[0].make_reader()
         for number in range(int(self._starts[bucket]), int(self._starts[bucket + 1])):
-            if (hashes is None or hashes[number] == hashed) and column.holds(
-                number if first is None else int(first[number]), key
-            ):
+            row = number if first is None else int(first[number])
+            if (hashes is None or hashes[number] == hashed) and read(row) == key:
                 return number
         return None
 

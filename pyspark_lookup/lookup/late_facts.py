@@ -54,7 +54,7 @@ class WaitRules:
     facts may wait in one part. `waited`: the name of the column that says how long a fact has waited; None: there is no such column.
 
     `lookup`: 32 hex digits that differ if keys may have other rows in the same version: of another table, by other columns or options.
-    `by_key`: the table is asked for the rows of keys, which costs a call, so each key is looked up once for all facts that wait for it. `retry_us`: after
+    `table`: the URL of the table, for errors and log events. `by_key`: the table is asked for the rows of keys, which costs a call, so each key is looked up once for all facts that wait for it. `retry_us`: after
     how many microseconds keys are looked up again in the same version; None: never, because only another version can have their rows.
     """
 
@@ -67,6 +67,7 @@ class WaitRules:
     part_rows: int
     waited: str | None
     lookup: str
+    table: str
     by_key: bool = False
     retry_us: int | None = None
 
@@ -74,7 +75,7 @@ class WaitRules:
         """The rules as text, for tasks."""
         schemas = [text_of_schema(schema) for schema in (self.facts, self.keys, self.added)]
         times = self.wait_us, self.event, self.outer, self.part_rows, self.waited
-        return json.dumps([*schemas, *times, self.lookup, self.by_key, self.retry_us])
+        return json.dumps([*schemas, *times, self.lookup, self.table, self.by_key, self.retry_us])
 
     @classmethod
     def from_text(cls, text: str) -> WaitRules:
@@ -493,8 +494,8 @@ class LatePart:
         layout, lookup, first, second, self._looked_up_us, self._next = _HEADER.unpack_from(data)
         if layout != self._rules.layout:
             raise SchemaError(
-                "rows wait for this lookup in the stream's checkpoint, but with other columns or keys than the stream has now: undo the change "
-                "until no row waits, or start with a new checkpoint, which loses the waiting rows"
+                f"{self._rules.table}: rows wait for this table in the stream's checkpoint, but with other columns or keys than the stream has "
+                "now: undo the change until no row waits, or start with a new checkpoint, which loses the waiting rows"
             )
         # Keys may have other rows in another lookup, even in the same version.
         self._version = (first, second) if lookup == bytes.fromhex(self._rules.lookup) else None

@@ -128,7 +128,7 @@ def join_late(chain: Chain, lookup: ChainedLookup, wait: Wait) -> DataFrame:
         parcels.withColumn("now", sf.expr(_NOW))
         .groupBy("part")
         .transformWithStateInPandas(
-            WaitingFacts(rules.to_text(), waiting_spec, lookup.table.url, lookup.name),
+            WaitingFacts(rules.to_text(), waiting_spec, lookup.name),
             _OUTCOMES,
             "Append",
             "None" if wait.column is None else "EventTime",
@@ -192,6 +192,7 @@ def _rules(base: DataFrame, lookup: ChainedLookup, wait: Wait) -> WaitRules:
         -(-wait.max_rows // PARTS),
         WAITED_COLUMN if wait.shown else None,
         key_of(lookup.options_text, *lookup.table.keys, lookup.match),
+        lookup.table.url,
         lookup.table.parsed.system is not None,
         None if wait.retry_s is None else round(wait.retry_s * 1_000_000),
     )
@@ -318,15 +319,11 @@ class _State:
 
 
 class WaitingFacts(StatefulProcessor):  # type: ignore[misc]
-    """The stateful processor that keeps the facts of each part (`LatePart`) in Spark's state. `table`: the table's URL, for log events.
+    """The stateful processor that keeps the facts of each part (`LatePart`) in Spark's state. `name`: the lookup's name."""
 
-    `name`: the lookup's name.
-    """
-
-    def __init__(self, rules: str, spec: str, table: str, name: str) -> None:
+    def __init__(self, rules: str, spec: str, name: str) -> None:
         self._rules_text = rules
         self._spec = spec
-        self._table = table
         self._name = name
         self._look_up: _Lookups | None = None
         self._counts: WaitCounts | None = None
@@ -349,7 +346,7 @@ class WaitingFacts(StatefulProcessor):  # type: ignore[misc]
         assert self._counts is not None
         self._total += self._counts
         if self._counts.crowded:
-            log_event(_log, logging.WARNING, "late-rows-crowded", table=self._table, rows=self._counts.crowded)
+            log_event(_log, logging.WARNING, "late-rows-crowded", table=self._rules.table, rows=self._counts.crowded)
         yield _outcomes(results, self._counts)
 
     def _visit(self, rows: Iterator[Any], watermark_us: int) -> Iterator[bytes]:

@@ -63,12 +63,12 @@ def test_hybrid_days_keep_their_fields() -> None:
     ],
 )
 def test_hybrid_instants(zone: str, seconds: int, difference: int) -> None:
-    """What Spark's own tables say of zones with a local mean time, of some that have changed their standard time, and of offsets."""
+    """Seconds of the hybrid calendar become those of Spark's own tables, in zones with a local mean time or a changed standard time, and at offsets."""
     assert ZoneHistory.from_zone(zone).gregorian_seconds(np.array([seconds])).tolist() == [seconds + difference]
 
 
 def test_an_unknown_zone_is_named() -> None:
-    """It is of no use to guess where old times were written."""
+    """An unknown zone is an error, because it is of no use to guess where old times were written."""
     for zone in ("Middle/Earth", "../etc/passwd"):
         with pytest.raises(SchemaError, match=f"zone '{zone}', .* install tzdata"):
             ZoneHistory.from_zone(zone)
@@ -107,7 +107,7 @@ def hybrid(day: datetime.date | None) -> int | None:
 
 @pytest.mark.parametrize("mode", CACHES)
 def test_dates_of_orc(tmp_path: Path, cache_dir: Path, mode: str) -> None:
-    """The footer says which calendar. Where it does not, that of Java's writers is hybrid, and of others is not. Iceberg's says hybrid and is not."""
+    """The footer names the calendar. Where it does not, dates of Java's writers are hybrid, those of others are not. Iceberg's names the wrong one."""
     stored = pa.table({"d": pa.array([hybrid(day) for day in OLD], pa.int32()).cast(pa.date32()), "n": range(len(OLD))})
     plain = pa.table({"d": pa.array(OLD, pa.date32()), "n": range(len(OLD))})
     with_id = pa.schema([pa.field("d", pa.date32(), metadata={"iceberg.id": "1"}), pa.field("n", pa.int64())])
@@ -177,7 +177,7 @@ def check_legacy(options: dict[str, str], path: str, days: bool = True, times: b
 
 @pytest.mark.parametrize("mode", CACHES)
 def test_times_of_legacy_parquet(tmp_path: Path, cache_dir: Path, mode: str) -> None:
-    """In LEGACY mode, and of Spark 2.4; Spark 3.0 has the old calendar in INT96 only. What is not a time in a zone stays."""
+    """Times have the old calendar in LEGACY mode and in files of Spark 2.4, in those of Spark 3.0 in INT96 only. What is not a time in a zone stays."""
     options = {"lookup.cache.dir": str(cache_dir), **CACHES[mode]}
     zone = {"timeZone": LEGACY["timeZone"]}
     cases: list[tuple[dict[str, str], str, bool, bool]] = [
@@ -194,7 +194,7 @@ def test_times_of_legacy_parquet(tmp_path: Path, cache_dir: Path, mode: str) -> 
 
 
 def test_legacy_parquet_in_delta(tmp_path: Path, cache_dir: Path) -> None:
-    """Of tables that were converted, whose statistics are as the footers have them, or as Spark has read the values."""
+    """Legacy files of converted tables are read right, whether the statistics are as the footers have them or as Spark has read the values."""
     content, delta = parquet_of_spark(LEGACY, "us"), tmp_path / "delta"
     write_deltalake(str(delta), pq.read_table(io.BytesIO(content)))
     (add,) = replay_files(delta, 0).values()

@@ -159,7 +159,7 @@ def test_a_signalling_nan_is_nan(kind: pa.DataType) -> None:
 
 
 def cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
-    """One column of keys as the table's type; the values in the form of `plain`."""
+    """One column of keys, cast to the table's type; returns the values in the form of `plain`."""
     (column,) = cast_keys(pa.table({"k": array}), [pa.field("k", kind)])
     assert column.type == kind
     column.validate(full=True)
@@ -346,7 +346,7 @@ class Built:
         return [(key, int(self.rows[row])) for key, row in actual]
 
     def expected(self, probed: Sequence[pa.Array]) -> list[tuple[int, int]]:
-        """The same by a dict of lists."""
+        """The same pairs, found by a dict of lists."""
         rows_by_key: dict[Any, list[int]] = {}
         for row, key in enumerate(zip(*map(plain, self.columns), strict=True)):
             if None not in key:
@@ -398,7 +398,7 @@ COLLISIONS: dict[str, Callable[[int], int]] = {
 
 
 def colliding(columns: Sequence[pa.Array], how: str) -> Numbers:
-    """Such hashes of keys, equal for equal ones."""
+    """Hashes of keys that collide as `how` says; equal keys have equal ones."""
     numbers: dict[Any, int] = {}
     ids = [numbers.setdefault(key, len(numbers)) for key in zip(*map(plain, columns), strict=True)]
     return np.array([COLLISIONS[how](n) for n in ids], np.uint64)
@@ -427,7 +427,7 @@ def key_columns(draw: st.DrawFn, kinds: Sequence[pa.DataType]) -> tuple[list[pa.
 @fuzzed(30)
 @given(data=st.data())
 def test_probing(kind: pa.DataType, data: st.DataObject) -> None:
-    """By slots and by hash, in any parts, with hashes that collide: exactly the rows of each key, in their order; nulls find nothing."""
+    """Probing by slots and by hash, in any parts, with hashes that collide, finds exactly the rows of each key, in their order; nulls find nothing."""
     kinds = [kind, *data.draw(st.just([]) | st.lists(st.sampled_from(KINDS), min_size=1, max_size=2))]
     columns, probed = data.draw(key_columns(kinds))
     for slots in (True, False):

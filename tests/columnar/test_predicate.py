@@ -170,7 +170,7 @@ MISFITS: dict[str, list[str]] = {
 
 @pytest.mark.parametrize("part", [*REFUSED, *MISFITS])
 def test_what_is_refused(part: str) -> None:
-    """What cannot be answered exactly as Spark would is an error that shows it; of a literal that does not fit also column and type."""
+    """A predicate that cannot be answered exactly as Spark would is an error that shows it; for a literal that does not fit, also column and type."""
     for text in REFUSED.get(part, MISFITS.get(part, [])):
         with pytest.raises(PredicateError, match=r"option lookup\.where") as caught:
             parse_where(text, SCHEMA)
@@ -266,7 +266,7 @@ EDGES: Mapping[str, tuple[list[Any], list[Any]]] = {
 
 
 def statistics(values: Sequence[Any], rows: int) -> list[ColumnStats | None]:
-    """What writers may say of values and a null: the bounds, wider ones, none, no number of nulls, nothing."""
+    """Statistics that writers may give for values and a null: none, the bounds, wider ones, bounds without a number of nulls, that number alone."""
     comparable = [value for value in values if not (isinstance(value, float) and math.isnan(value))]
     low, high = (end(comparable, key=lambda v: v.encode() if isinstance(v, str) else v) for end in (min, max))
     wide = (low, high)

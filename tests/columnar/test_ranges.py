@@ -91,7 +91,7 @@ _ZEROS = [("a", None, 0), ("a\0", "a\0", 0), ("a" * 8, "a" * 8 + "\0", 0)]
     2**18,
 )
 def test_ranges_are_found(case: Case, pick: Pick, at_once: int) -> None:
-    """Whichever row wins, however many rows are sorted at once."""
+    """The right range is found whichever row wins, and however many rows are sorted at once."""
     lows, highs = (case.column([row[side] for row in case.rows]) for side in (0, 1))
     ranges = Ranges.from_bounds(lows, highs, case.closed, _numbers(case.groups, [row[2] for row in case.rows]))
     with mock.patch.object(ranges_module, "_ROWS_AT_ONCE", at_once):
@@ -122,7 +122,7 @@ def test_ranges_are_found(case: Case, pick: Pick, at_once: int) -> None:
     st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 9)), max_size=12), st.lists(st.integers(-10, 20), max_size=8)
 )
 def test_the_narrowest_wins(rows: list[tuple[int, int]], values: list[int]) -> None:
-    """Whatever the type: as integers, doubles, decimals of 38 digits and addresses."""
+    """The narrowest range wins whatever the type: integers, doubles, decimals of 38 digits, addresses."""
     lows, highs = [low for low, _ in rows], [low + size for low, size in rows]
     expected = [
         min(((size, -low, -n, n) for n, (low, size) in enumerate(rows) if low <= value <= low + size), default=(NONE,))[
@@ -160,7 +160,7 @@ def test_the_longest_prefix_wins(kind: pa.DataType, prefixes: list[str | None], 
 
 @given(st.integers(0, 2**32), st.sampled_from([5, 2**20, 2**40, 2**63]))
 def test_groups_with_many_segments(seed: int, spread: int) -> None:
-    """The last row of the group that begins before the value, also for values below and above all others of the group."""
+    """The last row of the group that begins before the value is found, also for values below and above all others of the group."""
     draw = random.Random(seed)
 
     def number() -> int:
