@@ -92,7 +92,7 @@ def test_every_benchmark_is_known() -> None:
 
 @pytest.mark.nightly
 def test_the_guard_runs_a_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It records what a small benchmark prints, and then compares with that: it fails for ratios that nobody reaches."""
+    """The guard records what a small benchmark prints, and then compares with that: it fails for ratios that nobody reaches."""
     arguments, contenders = QUICK["bench_get"]
     small = [*arguments, "--rows", "1000", "--runs", "50", "--warmup", "20", "--core", "-1", "--data", str(tmp_path)]
     monkeypatch.setitem(QUICK, "bench_get", (small, contenders))

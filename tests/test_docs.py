@@ -173,7 +173,7 @@ def test_readme_examples_run(spark: SparkSession, tmp_path: Path, capsys: pytest
 @pytest.mark.nightly
 @pytest.mark.spark
 def test_sql_examples_run(tmp_path: Path) -> None:
-    """So do the examples of the guide to SQL, in spark-sql with a Hive metastore: the comments after `--` show their results."""
+    """The examples of the guide to SQL run in spark-sql with a Hive metastore: the comments after `--` show their results."""
     guide = blocks(TEXTS["sql.md"], "sql").replace("/tmp/lookup-sql", str(tmp_path))
     (tmp_path / "guide.sql").write_text(guide, encoding="utf-8")
     bin_ = Path(pyspark.__file__).parent / "bin"
@@ -255,7 +255,7 @@ RUN_EACH = (
 
 @pytest.fixture(scope="module")
 def everyday_output(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the pages of the day print, by name: all run in one process, for the sake of its imports."""
+    """The output of the pages that run by day, by name: all run in one process, for the sake of its imports."""
     home = tmp_path_factory.mktemp("pages")
     for path in BY_DAY:
         (home / path.name).write_text(blocks(TEXTS[path.name], "python"), encoding="utf-8")

@@ -65,7 +65,7 @@ pytestmark = pytest.mark.timeout(600 * int(os.environ.get("LOOKUPCACHE_FUZZ", "1
 @given(st.data())
 @fuzzed(60)
 def test_a_damaged_block_or_record_is_a_miss(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Whatever became of its file: what was put, or nothing, which is counted; a block's file is gone, a record can be made anew."""
+    """Whatever became of its file, a read gives what was put, or nothing, which is counted; a block's file is gone, a record can be made anew."""
     opened = Opened(tmp_path_factory.mktemp("cache"))
     opened.disk.put_blocks({key(1): random_data(1), key(2): random_data(2)})
     for name in ("one", "two"):
@@ -239,7 +239,7 @@ def restated(path: Path, alter: Callable[[Any], Any]) -> None:
 @given(data=st.data(), sound=st.booleans())
 @fuzzed(12)
 def test_a_damaged_cache_costs_no_row(kind: str, name: str, data: st.DataObject, sound: bool) -> None:
-    """Whatever became of a file of a host's cache, the rows are right; where one is sound and says what it could not, or an error of ours."""
+    """Whatever became of a file of a host's cache, the rows are right; a sound file that says what it could not may also be an error of ours."""
     made = world(kind, name)
     with copied(made.cache) as cache:
         if sound:
@@ -264,7 +264,7 @@ def log_files(path: Path) -> list[Path]:
 @given(data=st.data(), known=st.booleans(), sound=st.booleans())
 @fuzzed(32)
 def test_a_damaged_log_is_told(data: st.DataObject, known: bool, sound: bool) -> None:
-    """Whatever became of a file of a table's log, or of hidden rows: the right rows or an error of ours; sound ones may say something else."""
+    """Whatever became of a file of a table's log, or of hidden rows, a read gives the right rows or an error of ours; sound files may say something else."""
     with copied(world("log", "none").path) as path:
         made = dataclasses.replace(world("log", "none"), path=path)
         cache = path.with_name("cache")
@@ -351,7 +351,7 @@ WHERE_PIECES = [
 
 
 def deleted_rows(data: st.DataObject, home: Path) -> None:
-    """What is left of such a file names the same rows; pages have checksums, the footer has none."""
+    """A damaged delete file that can be read names the same rows; pages have checksums, the footer has none."""
     blob, other_blob = (delete_file_bytes(distinct_places(DELETED_ROWS.slice(0, count))) for count in (40, 7))
     damage = data.draw(damaged(blob, [other_blob]))
     whole = other_blob if damage.endswith(other_blob[-100:]) else blob  # a file is what its footer says
@@ -362,7 +362,7 @@ def deleted_rows(data: st.DataObject, home: Path) -> None:
 
 
 def sink_log(data: st.DataObject, home: Path) -> None:
-    """Of a damaged `_spark_metadata` follow the files that it commits, no others."""
+    """A damaged `_spark_metadata` gives the files that it commits, and no others."""
     path = publish(publish(home / "dim", 0, 1, 5), 1, 1, 5)
     lines = [{"path": f"file:///x/{n}.parquet", "size": 1, "action": "add"} for n in range(2)]
     sound = data.draw(st.booleans())
@@ -491,7 +491,7 @@ if DATA_SOURCES:
 def test_what_is_damaged_is_understood_or_refused(
     read: Callable[[st.DataObject, Path], None], often: int, error: type[Exception], says: str
 ) -> None:
-    """As the functions above say of each; anything else is an error that says what was expected."""
+    """Each input is treated as the function for it, above, says; anything else is an error that says what was expected."""
 
     @given(data=st.data())
     @fuzzed(often)
@@ -514,7 +514,7 @@ NO_DELETED_ROWS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("rows", NO_DELETED_ROWS, ids=str)
 def test_deleted_rows_that_cannot_be(rows: dict[str, Any]) -> None:
-    """Such a file has a path and a place for each row, by path and place."""
+    """A delete file is damaged unless each row has a path and a place, and rows are sorted by these."""
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(rows), sink)
     with pytest.raises(DamagedFileError, match="is not a readable delete file"):

@@ -122,7 +122,7 @@ def within(name: str, places: set[str]) -> bool:
 
 
 def test_every_package_is_known() -> None:
-    """What setup.cfg installs is what there is, and docs/design.md has the same packages, in the order. `dir` shows what is for users."""
+    """setup.cfg installs the packages that there are, docs/design.md has the same ones, in the order. `dir` shows what is for users."""
     setup = configparser.ConfigParser()
     setup.read(ROOT.parent / "setup.cfg")
     packages = {".".join(path.parent.relative_to(ROOT.parent).parts) for path in ROOT.rglob("__init__.py")}
@@ -294,7 +294,7 @@ def _rendered(node: ast.AST) -> str:
 
 
 def test_what_hides_credentials_spares_our_own_words() -> None:
-    """All errors go through it, so a text with a colon after `token`, say, would lose its next word."""
+    """All errors go through `foreign_text`, so a text of ours with a colon after `token`, say, would lose its next word."""
     spoilt = [
         (name, text)
         for name, nodes in NODES.items()
@@ -307,13 +307,13 @@ def test_what_hides_credentials_spares_our_own_words() -> None:
 
 
 def test_threads_are_started_in_one_place() -> None:
-    """There they are made to end before the interpreter does. Python's pools refuse work once the main thread has ended."""
+    """Threads are started where they are made to end before the interpreter does. Python's pools refuse work once the main thread has ended."""
     starts = re.compile(r"threading\.(Thread|Timer)$|PoolExecutor$|_thread\.start").search
     assert find_modules(lambda node: isinstance(node, ast.Call) and starts(dotted(node.func))) == set()
 
 
 def test_tests_import_from_no_test() -> None:
-    """What several tests share has a module without tests, such as those of `tests.support`: nothing is imported from a test module."""
+    """Nothing is imported from a test module: what several tests share has a module without tests, such as those of `tests.support`."""
     test_import = re.compile(
         r"^ *(?:from \.|(?:from|import) tests\.(?:\w+\.)*test_|from tests[\w.]* import (?:\([^)]*?|.*?)\btest_)",
         re.MULTILINE,
@@ -378,7 +378,7 @@ def test_a_broken_installation_harms_nobody_else(blocked: str) -> None:
     ("name", "package", "extra"), [("lookup_join", "pyspark", "[spark]"), ("LookupTable", "pyarrow", "")]
 )
 def test_a_name_whose_package_is_missing(name: str, package: str, extra: str) -> None:
-    """Is an error that says which Python lacks it, and what to install."""
+    """A name of a missing package is an error that says which Python lacks it, and what to install."""
     hidden = f"import sys; sys.modules[{package!r}] = None\n"  # as Python says it: No module named …
     tried = f"try:\n    from pyspark_lookup import {name}\nexcept ModuleNotFoundError as problem:\n    print(problem)"
     says = python(hidden + tried)

@@ -144,7 +144,7 @@ def test_links_of_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_replayed_host_is_like_a_real_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the simulation of a cluster: as many requests and bytes, at the same times up to the latencies, which are random. No lookup fails."""
+    """A host in the simulation of a cluster makes as many requests for as many bytes, at the same times up to random latencies. No lookup fails."""
     monkeypatch.setattr(sys, "argv", ["sim_cluster", "--quick"])
     sim_cluster.main()
     printed = capsys.readouterr().out

@@ -206,7 +206,7 @@ def test_names_of_records_and_segments_lead_nowhere_else(opened: Opened, name: s
 
 
 def test_a_pipe_in_a_tables_place_is_not_waited_for(tmp_path: Path) -> None:
-    """Neither if a path names it, nor if it takes a file's place after the version was resolved."""
+    """A pipe is not waited for if a path names it, nor if it takes a file's place after the version was resolved."""
     path = write_parquet(tmp_path / "dim.parquet", id=[1, 2])
     host = make_host(str(path), None)
     table, version = host.resolver.discover(parse_options({"path": str(path)}))
@@ -224,7 +224,7 @@ def test_a_pipe_in_a_tables_place_is_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["a pipe", "a socket", "a link to a device"])
 def test_what_is_no_file_in_a_log_is_not_read(tmp_path: Path, what: str) -> None:
-    """In place of an event of a managed table's log, or behind the last one, it counts as a missing event."""
+    """Whatever else is in place of an event of a managed table's log, or behind the last one, counts as a missing event."""
     path = tmp_path / "dim"
     LookupTable(str(path), {"lookup.cache.dir": str(tmp_path / "w"), "lookup.keys": "id"}).write(pa.table({"id": [1]}))
 

@@ -98,7 +98,7 @@ CONSTANTS = pa.DictionaryArray.from_arrays(pa.array(np.zeros(3000, np.int32)), [
 
 @pytest.mark.parametrize("as_stored", [True, False], ids=["dictionary", "text"])
 def test_few_bytes_that_are_many_long_values(table: Path, as_stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One value of a Parquet dictionary in each row: batches have fewer rows, so that they stay small."""
+    """A value of a Parquet dictionary in each row takes few bytes: batches have fewer rows, so that they stay small."""
     monkeypatch.setattr(parquet, "_BOUND_BYTES", 2**22)
     monkeypatch.setattr(table_scan, "_UNCHECKED_BYTES", 2**22)
     rows = pa.table({"id": np.arange(3000), "v": CONSTANTS})

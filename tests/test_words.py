@@ -31,7 +31,7 @@ SUGGESTIONS = {
 
 @pytest.mark.parametrize("given", SUGGESTIONS)
 def test_the_option_that_is_meant(given: str) -> None:
-    """It is recognised by its last part, by its name in Delta, Iceberg, Spark and Flink, or by its spelling."""
+    """A misspelled option is recognised by its last part, by its name in Delta, Iceberg, Spark and Flink, or by its spelling."""
     with pytest.raises(OptionError) as caught:
         parse_options({"path": "/t", given: "1"})
     assert str(caught.value) == f"unknown option {given.lower()} = '1': did you mean {SUGGESTIONS[given]}?"

@@ -95,7 +95,8 @@ def typed_keys(keys: Sequence[str], names: Sequence[str], schema: pa.Schema, ori
     for key, values in zip(keys, parts, strict=True):
         if len(values) != len(names):
             raise click.BadParameter(
-                f"{key!r}: {len(names)} values are needed, for {', '.join(names)}: give VALUE,VALUE", param_hint=origin
+                f"{key!r}: {len(names)} values are needed, for {', '.join(names)}: give {','.join(['VALUE'] * len(names))}",
+                param_hint=origin,
             )
     columns = []
     for place, name in enumerate(names):

@@ -445,7 +445,8 @@ def _within(bounds: ColumnStats, op: str, value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class StatsColumns:
-    """`ColumnStats` of one column in many files, one row for each file: `low` and `high` in the column's type, all other arrays as int64.
+    """`ColumnStats` of one column in many files, one row for each file. `low` and `high` are in the column's type, but integers are int64 and floating
+    numbers float64; all other arrays are int64.
 
     A value that is not known is null. A file has no statistics if neither its bounds nor its null count are known. `bucket_counts`: for each
     file, the number of buckets. `buckets`: the bucket of the file's values. Both are None if no file has a bucket.

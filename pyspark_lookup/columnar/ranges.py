@@ -107,8 +107,8 @@ def _words(array: pa.Array) -> list[Numbers]:
 class SortedBytes:
     """Distinct binary values in ascending order, and the search for others among them.
 
-    `offsets` (int64, one more than there are values) and `data`: the values, whose bytes end before the last eight of `data`. `first`: the first
-    word of each value. `longest`: the length of the longest value in bytes, as the only number.
+    `offsets` (int64, one more than there are values) and `data`: the bytes of all values, followed by eight more bytes. `first`: the first word
+    (eight bytes) of each value. `longest`: an array with one number, the length of the longest value in bytes.
     """
 
     def __init__(self, offsets: Numbers, data: Numbers, first: Numbers, longest: Numbers) -> None:

@@ -413,7 +413,11 @@ def resolve_names(names: Sequence[str], schema: pa.Schema, option: str) -> list[
             )
     spelled = [spellings[name.lower()] for name in names]
     if isinstance(schema, pa.Schema):
-        check_all_readable(pa.schema([schema.field(name) for name in spelled]))
+        if option == "lookup.columns":
+            check_all_readable(pa.schema([schema.field(name) for name in spelled]))
+        for name in spelled:
+            if (reason := unreadable(schema.field(name).type)) is not None:
+                raise UnreadableColumnError(f"option {option}: {reason}: name another column")
     return spelled
 
 

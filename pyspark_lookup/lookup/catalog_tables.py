@@ -86,8 +86,9 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
     stored = table_options(schema)
     if not stored:
         raise OptionError(
-            f"table {name} is not of the format lookupcache: give the path of its files, or CREATE TABLE … USING lookupcache OPTIONS "
-            f"(path '…') with that path; for a table in another catalog give its name, with {', '.join(sorted(CATALOG_KEYS))}"
+            f"table {name} is not of the format lookupcache, or has lost its options (Spark does not keep them for a table created with a column list "
+            "or AS SELECT): give the path of its files, or, under another name, CREATE TABLE … USING lookupcache OPTIONS (path '…') with that path; "
+            f"for a table in another catalog give its name, with {', '.join(sorted(CATALOG_KEYS))}"
         )
     # A table of an Iceberg catalog has no files at the location that Spark's catalog gives it.
     place = _location(spark, name) if "path" in stored and not names_catalog(stored) else None

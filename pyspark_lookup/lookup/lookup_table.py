@@ -287,7 +287,7 @@ class Transaction:
             self.position = self._writes.commit()
 
     def abort(self) -> None:
-        """Discard all writes, as an error in the block does. Does nothing if the transaction has ended."""
+        """Discard all writes, as an error in the block does. Does nothing if the transaction has ended, or in a forked child."""
         if not self._ended and self._pid == os.getpid():  # a forked child must not abort its parent's transaction
             self._ended = True
             with self._engine.publish():

@@ -86,7 +86,8 @@ class FileOptions:
     )
     success_file: bool = option(
         "lookup.success-file", BOOLEAN, False,
-        doc="Refuse a directory without a file `_SUCCESS`, which a job of Spark or Hadoop writes when it has finished.",
+        doc="A directory without a file `_SUCCESS`, which a job of Spark or Hadoop writes when it has finished, counts as one that a job is "
+            "still writing: `lookup.on-busy` says what a query does then. `lookup.busy-timeout` does not apply.",
     )
     settle_s: float | None = option(
         "lookup.settle", DURATION, None,
@@ -101,7 +102,8 @@ class FileOptions:
     busy_wait_s: float = option(
         "lookup.busy-wait", DURATION, 30.0, default_text="30 s",
         doc="With `lookup.on-busy` = KEEP: how long a query waits for a job that is writing the files. It waits only if this host knows no "
-            "earlier version, or if the job has removed files that this host has not cached. With FAIL, it fails at once.",
+            "earlier version, if the job has removed files that this host has not cached, or if the table was there a short time ago (see "
+            "`lookup.busy-timeout`) and is now gone or empty. With FAIL, it fails at once.",
     )
     busy_timeout_s: float = option(
         "lookup.busy-timeout", DURATION, 600.0, default_text="10 min",
@@ -243,16 +245,16 @@ class ReadOptions:
     )
     view: enums.View = option(
         "lookup.view", choice(enums.View), enums.View.DATA,
-        doc="What a read returns. `data`: rows; `files`: the files of the current version; `versions`: the versions "
-            "that this host knows; `metrics`: this host's counters; `summary`: one row about the current version; `token`: "
+        doc="What a read returns. `data`: rows; `files`: the files of the current version; `versions`: the versions that the "
+            "table's log or metadata lists, or, if the table keeps none, those that this host knows; `metrics`: this host's counters; `summary`: one row about the current version; `token`: "
             "the current version as bytes, for the SQL functions of `register_lookup`; `changes`: the changes that the commits of a managed table "
             "made (`readStream`, or with `lookup.changes-from`).",
     )
     on_error: enums.OnError = option(
         "lookup.on-error", choice(enums.OnError), enums.OnError.FAIL,
         doc="Joins and SQL functions: if a lookup fails in every attempt, fail the query (FAIL), or return null in its columns and "
-            "the reason in the column `lookup_error` (NULL). All reads of a provider with `lookup.cache` = PARTIAL or FULL: answer with the last rows that "
-            "this host has cached, however old they are (STALE); a key that the host has never cached fails.",
+            "the reason in the column `lookup_error` (NULL). Lookups in a provider with `lookup.cache` = PARTIAL or FULL, and scans of its full cache: "
+            "answer with the last rows that this host has cached, however old they are (STALE); a key that the host has never cached fails.",
     )
     split_size: int = option(
         "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, default_text="128 MiB",
@@ -313,7 +315,9 @@ class VersionOptions:
     )
     on_gone: enums.OnVersionGone | None = option(
         "lookup.on-version-gone", choice(enums.OnVersionGone), None, default_text="NEWER; FAIL for tables that keep versions",
-        doc="If a file is replaced after the query has decided which version it reads: read the newer version (NEWER), or fail (FAIL).",
+        doc="If a file is replaced or removed after the query has decided which version it reads: read the newer version (NEWER), or fail (FAIL). "
+            "With NEWER, a scan of several tasks fails nevertheless if it would mix versions. With FAIL, a read in one task that has chosen the "
+            "version itself reads the newer one.",
     )
     # fmt: on
 
@@ -517,8 +521,8 @@ class FullCacheOptions:
     # fmt: off
     strategy: ReloadStrategy | str = option(
         "lookup.full-cache.reload-strategy", Kind("PERIODIC, TIMED or `module:factory`", parse_reload_strategy), ReloadStrategy.PERIODIC,
-        doc="With FULL: what triggers reloads. With lookup.metadata.source=UFS, a query that finds a new version triggers a reload, too, "
-            "so PERIODIC needs no interval. With CACHE, PERIODIC needs `periodic-reload.interval`. A factory takes the "
+        doc="With FULL: what triggers reloads. With lookup.metadata.source=UFS, a query that finds a new version triggers a reload, too, so you can "
+            "leave out this option and the interval. If you set PERIODIC, or with CACHE, set `periodic-reload.interval`, too. A factory takes the "
             "`LookupOptions` and returns a `CacheReloadTrigger`.",
     )
     interval_s: float | None = option(

@@ -48,8 +48,9 @@ K = TypeVar("K", bound="KindOptions")
 class KindOptions:
     """The options of one kind of table. The package of that kind declares a subclass: a frozen dataclass of `option` fields.
 
-    `system_keys`: options that name a table of another system, instead of a path. `catalog_keys`: options with which the path is the table's
-    name in a catalog. `suggestions`: names of options in other projects, without punctuation, and for each the option here that means the same.
+    `system_keys`: options which say that the table is in another system; a `path` is then no path of files. `catalog_keys`: options with which the
+    path is the table's name in a catalog. `suggestions`: names of options in other projects, without punctuation, and for each the option here that
+    means the same.
     `retry_delay`: the option that says how often keys without rows are looked up again while facts wait for them; None: there is none.
 
     `check` is called if an option of the group is set, or one of `checked_with`, or if the path is a URL with one of the `schemes`.

@@ -96,7 +96,7 @@ def find_names(
     if file.columns is None and declared is not None and index.nameless:
         if len(index.schema) > len(declared):
             raise SchemaError(
-                f"{redact('path', file.url)} has {len(index.schema)} columns without names, but lookup.schema has {len(declared)}: "
+                f"{redact('path', file.url)} has {len(index.schema)} columns without names, but lookup.schema or .schema(…) has {len(declared)}: "
                 f"{', '.join(declared.names)}: declare all of them, in their order"
             )
         stored = dict(zip(declared.names, index.schema.names, strict=False))

@@ -45,7 +45,7 @@ class CatalogOptions(KindOptions):
     )
     properties: tuple[tuple[str, str], ...] = option(
         "lookup.catalog.*", Kind("any", str), (),
-        doc="Properties of the catalog that `lookup.catalog` names, instead of those in PyIceberg's configuration, e.g. "
+        doc="Properties of the catalog that `lookup.catalog` names. They come before those in PyIceberg's configuration, e.g. "
             "`lookup.catalog.uri`; never credentials.",
         secrets="give it to PyIceberg, in .pyiceberg.yaml or in the environment of each machine that reads; for Unity Catalog set UNITY_CATALOG_TOKEN, "
         "or UNITY_CATALOG_CLIENT_ID and UNITY_CATALOG_CLIENT_SECRET, there, or name a function with lookup.credentials",
@@ -171,10 +171,12 @@ class Authorisations:
     """When a catalog last said that this process's principal may read a table. All processes of the host share this, by records on disk.
 
     `every_s`: for how long an answer holds. `principal`: returns the parts of the configuration that identify the principal, with its credentials.
-    It is called each time, because a process may come to ask for another principal. Records contain no part of them, but a keyed digest of all; the key is random, and each cache directory has its own.
+    It is called each time, because the process may later ask on behalf of another principal. Records contain none of these parts, only a keyed digest
+    of all of them. The key is random, and each cache directory has its own.
 
     The races: two processes may record at once, or one may record an older answer after a newer one, or after a refusal. Each record has the time
-    at which its question was asked, so access ends `every_s` after the last question to which the catalog said yes, in any order.
+    at which its question was asked. So, in whatever order they are written, access ends at most `every_s` after the last question to which the
+    catalog said yes.
     """
 
     def __init__(self, context: HostContext, every_s: float, principal: Callable[[], Sequence[Any]]) -> None:
@@ -202,8 +204,8 @@ class Authorisations:
     def confirm(self, table: Table, key: str, table_id: str | None, asked_s: float, lasting: bool = False) -> None:
         """Record that the catalog has answered about a table, and so lets the principal read it. `asked_s`: when it was asked (steady clock).
 
-        `key`: the one of before the question. The race: if this process has come to ask for another principal since, it is not known for which of
-        the two the answer is, so nothing is recorded.
+        `key`: what `key` returned before the question. The race: if this process asks on behalf of another principal since then, nobody knows for which
+        of the two the answer is, so nothing is recorded.
         """
         if key != self.key(table):
             return
@@ -238,7 +240,7 @@ class Authorisations:
             raise
         except PysparkLookupError:
             self._forget(key)
-            self.withdraw(table)  # this process may have come to ask for another principal meanwhile, who was refused
+            self.withdraw(table)  # this process may ask on behalf of another principal by now, who was refused
             raise
 
     def allows(self, table: Table, table_id: str | None) -> bool:

@@ -595,6 +595,10 @@ def _check_names(df: DataFrame, names: Sequence[str], table: DimensionTable) -> 
     used_names = {field.name.lower() for field in _known_fields(df)}
     for name in added:
         if name.lower() in used_names:
+            if name == WAITED_COLUMN:
+                raise OptionError(
+                    f"column {name!r}, which argument wait adds, is also in the DataFrame: rename it there, or leave it out of columns=[…]"
+                )
             raise OptionError(
                 f"the table and the DataFrame both have a column {name!r}: give prefix='…', choose other columns with "
                 "columns=[…], or rename one"

@@ -373,7 +373,7 @@ class WaitingFacts(StatefulProcessor):  # type: ignore[misc]
 
 
 def _outcomes(results: Sequence[bytes], counts: WaitCounts) -> Any:
-    """The rows that a part returns, as a DataFrame of pandas: the first of them also has the counts."""
+    """Rows that a part returns, as a pandas DataFrame. The first row also has the counts."""
     numbers = [*(getattr(counts, name) for name in _COUNTS), _NONE if counts.oldest_us is None else counts.oldest_us]
     counted = [" ".join(map(str, numbers)), *[None] * (len(results) - 1)]
     columns: dict[str, Any] = {"results": results or [None], "counts": counted}

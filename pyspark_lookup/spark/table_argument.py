@@ -172,7 +172,8 @@ def look_up(
     for name in (*key_names, *names):
         reason = unreadable_reason(schema[name])
         if reason is not None:
-            raise UnreadableColumnError(f"{reason}: leave {name!r} out, with columns=[…]")
+            advice = "look up by other key columns" if name in key_names else f"leave {name!r} out, with columns=[…]"
+            raise UnreadableColumnError(f"{reason}: {advice}")
         if is_collated(schema[name].dataType):
             raise SchemaError(
                 f"column {name!r} of the table is {schema[name].dataType.simpleString()}, and a lookup compares and returns plain text: leave it "

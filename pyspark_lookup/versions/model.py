@@ -765,7 +765,7 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
         field = declared_fields.get(name.lower())
         if field is not None and field.name != name:
             raise SchemaError(
-                f"column {field.name!r} of lookup.schema is spelled {name!r} in the directories: spell it the same way"
+                f"column {field.name!r} of lookup.schema or .schema(…) is spelled {name!r} in the directories: spell it the same way"
             )
         fields.append(pa.field(name, _partition_type(values) if field is None else field.type))
     return pa.schema(fields)

@@ -163,7 +163,7 @@ class VersionSource(abc.ABC):
     def open_store(
         cls, options: LookupOptions, open_url: OpenUrl, shared: dict[Any, Any], clock: HostClock, rng: random.Random
     ) -> Store | None:
-        """The store of a table whose `path` is not a file URL, e.g. a name in a catalog; None if `path` is a file URL.
+        """The store of a table whose `path` is a name, e.g. in a catalog of this source; None if `path` is a path or URL, or a name for another source.
 
         Called before `bind`, with the same `shared`.
         """

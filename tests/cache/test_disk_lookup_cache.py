@@ -67,7 +67,7 @@ def test_entries_outlive_the_cache(tmp_path: Path) -> None:
 
 
 def test_entries_of_other_versions(tmp_path: Path) -> None:
-    """Are not answers, unless the rules say that a key has not changed; nor are those from before an invalidation, nor other columns."""
+    """Entries of other versions are no answers, unless the rules say that a key has not changed; nor are invalidated ones, nor other columns."""
     clock = FakeClock()
     cache, _ = filled(tmp_path / "c", clock)
     columns = pa.schema([("v", pa.int64())])
@@ -113,7 +113,7 @@ def test_expiry(tmp_path: Path) -> None:
 
 
 def test_a_bound_of_bytes(tmp_path: Path) -> None:
-    """What was stored first makes room; an entry that is too large is not kept."""
+    """The entries that were stored first make room; an entry that is too large is not kept."""
     cache = make_disk_cache(tmp_path / "c", max_bytes=2**20)
     for start in range(0, 400, 20):
         numbers = range(start, start + 20)
@@ -153,7 +153,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("statement", PLANTED.values(), ids=PLANTED)
 def test_what_others_put_into_the_file(tmp_path: Path, statement: str) -> None:
-    """Runs no code, opens and removes no file (CVE-2025-69872): it is a miss, and the next put replaces it."""
+    """Foreign values in the file run no code, and open and remove no file (CVE-2025-69872): they are misses, and the next put replaces them."""
     clock, mark, pickled = FakeClock(), tmp_path / "mark", tmp_path / "kept"
     exploit = pickle.dumps(Exploit(mark))
     pickled.write_bytes(exploit)
@@ -173,7 +173,7 @@ def test_what_others_put_into_the_file(tmp_path: Path, statement: str) -> None:
 
 
 def test_a_damaged_entry_is_a_miss(tmp_path: Path) -> None:
-    """Whichever byte has changed, and if it is that of another key."""
+    """An entry is a miss whichever byte has changed, and if it is in the place of another key."""
     cache, _ = filled(tmp_path / "c")
     with database(tmp_path / "c") as connection:
         ((name, value),) = connection.execute(
@@ -233,7 +233,7 @@ def fill_disk(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
 def test_failures_of_the_database(
     harm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Are misses, which are counted and logged once; the database is left alone for a while, and serves again when it can."""
+    """Failures of the database are misses, which are counted and logged once; the database is left alone for a while, and serves again when it can."""
     clock = FakeClock()
     cache, metrics = filled(tmp_path / "c", clock, wait_s=0.05)
     mend = harm(tmp_path / "c", monkeypatch)
@@ -255,7 +255,7 @@ def test_failures_of_the_database(
 
 
 def test_a_removed_directory_is_made_again(tmp_path: Path) -> None:
-    """At the next put."""
+    """The next put makes a removed directory again."""
     clock = FakeClock()
     cache, _ = filled(tmp_path / "c", clock)
     (tmp_path / "c").rename(tmp_path / "moved")
@@ -309,7 +309,7 @@ def test_forks_while_threads_write(tmp_path: Path) -> None:
 
 
 def test_writers_that_are_killed(tmp_path: Path) -> None:
-    """Leave whole entries, and a database that others go on with."""
+    """Killed writers leave whole entries, and a database that others go on with."""
     cache, metrics = filled(tmp_path / "c")
     for turn in range(3):
         reader, writer = os.pipe()

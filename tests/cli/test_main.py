@@ -53,7 +53,7 @@ def test_keys_are_forgotten(run: Run, tmp_path: Path, cache_dir: Path) -> None:
 
 
 def test_describe_and_get(run: Run, dim: Path) -> None:
-    """What a table is, and rows by keys in the key column's type, for people and as JSON; a missing key is named, with exit code 3."""
+    """`describe` shows what a table is, `get` rows by keys in the key column's type, for people and as JSON; a missing key is named, with exit code 3."""
     result = run("describe", dim, "--json")
     assert (result.code, result.json["columns"]) == (0, {"id": "int64", "name": "string"})
     assert (result.json["files"], result.json["kind"]) == (1, "DIRECTORY")

@@ -1,4 +1,4 @@
-"""What is wrong with a malformed document is said in words of ours, not of Python."""
+"""Errors about malformed documents say what is wrong in our words, not in Python's."""
 
 import json
 from collections.abc import Callable

@@ -122,7 +122,7 @@ def test_what_is_no_credential(text: str) -> None:
 
 
 def test_long_texts_take_no_time() -> None:
-    """It takes little time to redact a long text, whatever it is made of."""
+    """Redacting a long text takes little time, whatever the text is made of."""
     started_s = time.process_time()
     for part in (
         "secret", "a:", "b@", "token ", "-----BEGIN PRIVATE KEY-----", "auth.x", "a-", "?", "password='\\", "eyJ", "s3://a:", "%3A%2F%2F%3A",
@@ -182,7 +182,7 @@ TRICKS = "a\x1b[2J\r\nb\x9b1mc\u202ed\x00\x7f\u2028"
 
 
 def test_what_a_terminal_obeys_is_escaped() -> None:
-    """Escape sequences, line ends, C1 controls and changes of direction, in values, errors and logs; the rest stays."""
+    """Escape sequences, line ends, C1 controls and changes of direction are escaped in values, errors and logs; the rest stays."""
     assert printable(TRICKS) == r"a\x1b[2J\r\nb\x9b1mc\u202ed\x00\x7f\u2028"
     assert printable("Ærøskøbing 東京 🙂") == "Ærøskøbing 東京 🙂"
     assert errors.foreign_text("one\ntwo\x1b[1m") == "one\ntwo\\x1b[1m"

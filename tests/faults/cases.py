@@ -101,7 +101,7 @@ class Bench:
 
     @contextlib.contextmanager
     def answering(self, kind: str, answer: str, times: int | None = None, first: int = 0) -> Iterator[list[Sent]]:
-        """Answer requests of a kind so (None: all of them), from the one with the number `first` on; the requests there are."""
+        """Give all requests of a kind (None: all kinds) this answer, from the one with the number `first` on; yields the requests so far."""
         self.proxy.begin_always(kind, answer, first, times)
         try:
             yield self.proxy.requests
@@ -149,7 +149,7 @@ class Bench:
             shutil.rmtree(path, ignore_errors=True)
 
     def state(self, how: str) -> str:
-        """What tells what the store and the writer's host hold after a write that ended so, from all else that they may."""
+        """A digest of how a write ended, and of what the store and the writer's host hold then."""
         digest = hashlib.sha256(how.encode())
         for name, data in sorted(read_objects(BUCKET).items()):
             digest.update(f"{name} {len(data)} ".encode() + data)
@@ -172,7 +172,7 @@ class Done:
 
 
 def run_write(kind: Kind, caller: Caller) -> Done:
-    """How a write ends. Errors that are none of ours are let out."""
+    """How a write ends. Errors that are not ours are raised."""
     try:
         return Done("acknowledged", kind.write(caller))
     except CommitUnknownError as problem:

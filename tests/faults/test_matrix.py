@@ -92,7 +92,7 @@ def test_a_store_that_never_takes_an_event(bench: Bench, answer: str) -> None:
 
 @contextlib.contextmanager
 def reading(bench: Bench, kind: str, answer: str, times: int | None = None, first: int = 0) -> Iterator[list[Sent]]:
-    """A new host, of whose requests those of a kind are answered so; the requests there are."""
+    """A new host whose requests of a kind get this answer; yields the requests so far."""
     bench.fill(bench.prepared(APPEND))
     bench.clear()
     with bench.host("reader", 2), bench.answering(kind, answer, times, first) as requests:
@@ -100,7 +100,7 @@ def reading(bench: Bench, kind: str, answer: str, times: int | None = None, firs
 
 
 def scanned(bench: Bench) -> Rows:
-    """What the next process of that host reads."""
+    """The rows that the reader's host scans in its next process."""
     with bench.host("reader", 3):
         return counted(LookupTable(None, bench.options("reader")).scan())
 

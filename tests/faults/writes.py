@@ -96,7 +96,7 @@ def writing(step: Step, options: Mapping[str, str]) -> Write:
 
 
 def transacting(steps: Sequence[Step], before: Rows) -> Write:
-    """One commit of several writes, which sees its own."""
+    """Several writes in one commit; the transaction sees its own writes."""
 
     def write(caller: Caller) -> int | None:
         with caller.table({"lookup.keys": "id"}).transaction() as t:

@@ -133,7 +133,7 @@ def own_rows(steps: Iterable[Sequence[Any]]) -> Iterator[tuple[int, str]]:
 
 
 def _check_transaction(note: Mapping[str, Any], history: list[State]) -> None:
-    """Its commit leaves its own rows as its steps say, and of the keys that it wrote by key none else."""
+    """The commit of a transaction leaves of its own rows those that its steps say, and of the keys that it wrote by key no other rows."""
     (state,) = [state for state in history if state.position == note["position"]]
     transaction_rows = collections.Counter(
         (id_, tag) for id_, tag, _ in state.rows.elements() if tag.startswith(f"{note['tag']}.")

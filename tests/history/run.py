@@ -77,7 +77,7 @@ class Place:
         """Let the store fail from now on; on this machine's disk its processes see to that (`failing`)."""
 
     def end(self) -> int:
-        """Let it answer as it does; how many files were removed."""
+        """Let the store answer as usual again; returns how many files were removed."""
         return len(list(self.graves.glob("*.parquet")))
 
 
@@ -129,7 +129,7 @@ def readers(work: Path) -> dict[str, dict[str, str]]:
 def start_worker(
     workers: Workers, name: str, place: Place, work: Path, options: Mapping[str, str], seed: float, **more: Any
 ) -> None:
-    """Start a writer or a reader of a table: which, its name says."""
+    """Start a writer or a reader of a table; its name says which."""
     role = next((role for role in ("writer", "follower") if name.startswith(role)), "reader")
     arguments = {"name": name, "path": place.path, "options": options, "seed": seed, "stop": str(work / "stop")}
     arguments |= {"role": role, "notes": str(work / "notes"), "graves": str(place.graves), "failing": place.failing}
@@ -138,7 +138,7 @@ def start_worker(
 
 
 def run(place: Place, work: Path, seconds: float, seed: int) -> dict[str, int]:
-    """What a history of so many seconds came to, three times as many until there is `ENOUGH` in it; AssertionError if it cannot be."""
+    """Run a history for so many seconds, up to three times as many until it has `ENOUGH`. Returns counts; AssertionError for what cannot be."""
     rng = random.Random(seed)
     stop, notes = work / "stop", work / "notes"
     start_s = time.monotonic()

@@ -77,7 +77,7 @@ def judge(*notes: dict[str, Any], current: bool = False) -> dict[str, int]:
     ],
 )
 def test_a_right_history_passes(notes: list[dict[str, Any]]) -> None:
-    """What can be is not complained about."""
+    """The checker accepts histories that are possible."""
     assert sum(judge(*notes).values()) == len(notes)
 
 
@@ -95,6 +95,6 @@ def test_a_right_history_passes(notes: list[dict[str, Any]]) -> None:
     ],
 )
 def test_a_wrong_history_is_found(notes: list[dict[str, Any]], current: bool) -> None:
-    """What cannot be is complained about."""
+    """The checker rejects histories that are impossible."""
     with pytest.raises(AssertionError):
         judge(*notes, current=current)

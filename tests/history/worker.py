@@ -50,7 +50,7 @@ def write(table: LookupTable, notes: Notes, rng: random.Random, arguments: Mappi
 
 
 def write_once(table: LookupTable, notes: Notes, rng: random.Random, tag: str, mode: str, large: bool) -> None:
-    """One write; a `large` one is so large that compactions of what follows leave it where it is."""
+    """Make one write; a `large` one is so large that compactions of later writes leave it where it is."""
     count = rng.randrange(1, 40)
     if large:
         count, tag = rng.randrange(KEYS // 2, KEYS), f"{tag}/{'large' * 40}"

@@ -143,7 +143,7 @@ class Host(Desk):
         return runtime().engine(self.options(spec)).reader
 
     def read_token(self, spec: PassSpec, is_known: bool = True) -> bytes:
-        """The current version, of whose bytes this host has none, or what tells its columns (`seen`)."""
+        """A token of the current version, of whose bytes this host has none or, if `is_known`, only those that tell its columns."""
         reader = self.reader(spec)
         table, version = reader.resolver.discover(self.options(spec))
         if is_known:
@@ -151,7 +151,7 @@ class Host(Desk):
         return VersionToken.from_version(reader.kinds, table, version).to_bytes()
 
     def get(self, spec: PassSpec, keys: list[Any], token: bytes | None = None, execution: Execution = ONE) -> list[Any]:
-        """The answers to a batch, all from one version (None: the one issue_token now)."""
+        """The answers to a batch, all from one version (None: the one announced now)."""
         version = self.announce(spec, execution) if token is None else token
         lookups = open_pass(spec.to_text(), self.session)
         parts = list(lookups.answers(keys, [pa.array([version] * len(keys[0]), pa.binary())], [execution]))
@@ -253,7 +253,7 @@ def test_each_row_is_answered_from_its_version(mode: str, host: Host, table: Pat
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_was_announced_is_answered_whatever_happens(mode: str, host: Host, table: Path) -> None:
-    """A small table's files are here when it is issue_token: no task asks the store, and a replaced file changes nothing."""
+    """When a small table's version is announced, its files are here: no task asks the store, and a replaced file changes nothing."""
     spec = host.spec(table, {**MODES[mode], **FAIL}, many=False)
     token = host.announce(spec)
     named(table, "v2")
@@ -287,7 +287,7 @@ def test_rows_in_place_of_gone_ones(mode: Mapping[str, str] | None, is_known: bo
 
 
 def test_a_table_that_went_back(host: Host, tmp_path: Path) -> None:
-    """What took the place of a version that was gone is forgotten with its execution: a table that went back is answered as it is."""
+    """A version answers in the place of a gone one for one execution; the next one reads the table as it is, here gone back."""
     dim, aside = tmp_path / "dim", tmp_path / "aside"
     aside.mkdir()
     named(dim / "one", "v1")
@@ -398,13 +398,13 @@ def look_up_and_fork(text: str, session: dict[str, str], token: bytes) -> None:
 
 
 def test_a_forked_child_has_a_lookup_of_its_own(host: Host, table: Path) -> None:
-    """What is open stays open for the next task of a process and session; after a fork the child opens it anew."""
+    """A lookup stays open for the next task of a process and session; after a fork the child opens it anew."""
     spec = host.spec(table, PARTIAL, many=False)
     in_fresh_process(look_up_and_fork, spec.to_text(), host.session, host.announce(spec))
 
 
 def test_a_driver_whose_clock_is_ahead(host: Host, table: Path) -> None:
-    """What a function of `foreachBatch` has built keeps its version, though this host's clock never reaches the time at which it was built."""
+    """Lookups built in `foreachBatch` keep their version, though this host's clock never reaches the time at which they were built."""
     spec = host.spec(table)
     built = [Execution("app", "batch 1", host.clock.host().wall_s() + ahead) for ahead in (3600, 3600, 7200)]
     tokens = []
@@ -464,7 +464,7 @@ def answers(table: Table, key: Key, names: int) -> list[tuple[Any, ...]]:
 
 
 def joined(batch: Sequence[Key], tables: Sequence[Table], stages: Sequence[Stage]) -> list[list[tuple[Any, ...]]]:
-    """What a row's results are: one join after the other, a row at a time."""
+    """The results of each row: one join after the other, a row at a time."""
     every = []
     for row in batch:
         results: list[tuple[Any, ...]] = [()]
@@ -576,7 +576,7 @@ def test_nulls_take_memory() -> None:
 
 
 def test_a_row_that_spark_could_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one row has found, or several lookups of it have multiplied, is an error that names its keys; what is before it is given out."""
+    """A row that has found too much, in one lookup or in several that multiply, is an error that names its keys; rows before it are given out."""
 
     class Lookup(FakeLookup):
         place = "t"
@@ -686,7 +686,7 @@ def test_ranges_whose_lookup_fails(host: Host, table: Path) -> None:
 
 @pytest.mark.parametrize("mode", [*MODES, "provider NONE", "provider PARTIAL"])
 def test_networks_that_cannot_be_read_of_some_keys(mode: str, host: Host, dim: Path) -> None:
-    """Beside keys, too, they are the error of the lookup: its rows have the reason, if the table says so. So it is when other keys fail."""
+    """Beside keys, too, an unreadable network is the error of the lookup: its rows have the reason, if the table says so; also when other keys fail."""
     is_file = mode in MODES
     options = {
         "path" if is_file else "lookup.provider": str(dim) if is_file else host.provider(), "lookup.keys": "id", **MODES[mode.removeprefix("provider ")], **NULL
@@ -707,7 +707,7 @@ def test_networks_that_cannot_be_read_of_some_keys(mode: str, host: Host, dim: P
 
 
 def test_ranges_of_a_provider(host: Host) -> None:
-    """By keys, those that fail have the error in each of their rows; a provider that answers by key has no rows without keys."""
+    """In lookups by keys, those that fail have the error in each of their rows; a provider that answers by key has no rows without keys."""
     columns, match = pa.schema([*COLUMNS, KEY]), (MatchKind.BETWEEN, ("size", "size"))
     lookup = LookupSpec({"lookup.provider": host.provider(), "lookup.keys": "id", **NULL}, pa.schema([KEY]), columns, ("name", "size"), match)  # fmt: skip
     spec = PassSpec((Stage(lookup, (0, 1), (0,), "left"),), many=False)
@@ -744,7 +744,7 @@ def expected(rows: list[Any], times: list[int | None], by_end: bool, newest: boo
 
 @given(found_rows, st.lists(moments, min_size=5, max_size=5), st.booleans(), st.booleans(), st.sampled_from(["int", "instant", "zoned", "date"]))  # fmt: skip
 def test_a_row_that_was_valid(rows: list[Any], times: list[int | None], by_end: bool, newest: bool, kind: str) -> None:
-    """One row for each key at most, the one a loop finds, or an error that names a key; times of the session's zone are the same instants."""
+    """Each key has at most one row, the one that a loop finds, or an error that names the key; times of the session's zone are the same instants."""
     rows = sorted(rows, key=lambda row: row[0])
     form = {"int": pa.int64(), "instant": INSTANT, "zoned": INSTANT, "date": pa.date32()}[kind]
     asked_form = pa.timestamp("us", "America/New_York") if kind == "zoned" else form

@@ -67,7 +67,7 @@ def counted(tmp_path: Path) -> Callable[[], int]:
 
 
 def test_when_counts_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: Callable[[], int]) -> None:
-    """By the first call in a tenth of a second, and by the timer after the last call; by each call while no thread can be started."""
+    """The first call in a tenth of a second publishes counts, and a timer after the last call; each call does while no thread can be started."""
     clock, threads = FakeClock(), Later()
     process = runtime_module.Runtime(clock.host(), random.Random(7), start=threads, publish_every_s=0.1)
     monkeypatch.setattr(runtime_module, "_current", process)
@@ -150,7 +150,7 @@ def test_what_a_scan_returns(table: Opens, tmp_path: Path) -> None:
 def test_a_predicate_is_in_addition_to_lookup_where(
     table: Opens, where: str | None, predicate: str | None, ids: list[int] | None
 ) -> None:
-    """Both must hold, each as a whole; rows for which either is unknown are left out; what is not a predicate is refused."""
+    """The predicate and lookup.where must both hold, each as a whole; rows for which either is unknown are left out; what is not a predicate is refused."""
     opened = table({} if where is None else {"lookup.where": where})
     before = opened.scan(["id"])
     if ids is None:
@@ -203,7 +203,7 @@ def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Opens:
 
 
 def test_many_keys_are_answered_in_batches(opens: Opens) -> None:
-    """More keys than a batch holds: key_index goes on counting."""
+    """With more keys than a batch holds, key_index goes on counting."""
     keys = [n % 2000 for n in range(150_000)]
     answer = opens(pa.table({"id": range(1000), "v": range(1000)}), keys="id").get_many(keys)
     matching = [(place, key) for place, key in enumerate(keys) if key < 1000]
@@ -342,13 +342,13 @@ _CACHED = {"lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload
 def test_a_warm_get_reads_and_writes_no_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, managed: bool, source: dict[str, str]
 ) -> None:
-    """Nor does get_many; what another process has loaded or written is seen all the same, at once."""
+    """A warm `get` or `get_many` reads and writes no record; what another process has loaded or written is seen all the same, at once."""
     options = {"lookup.keys": "id", "lookup.cache": "FULL", "lookup.cache.dir": str(tmp_path / "cache"), **source}
     path, touched = tmp_path / "dim", list[object]()
     opened = LookupTable(str(path), options)
 
     def change(x: int) -> None:
-        """What another process does."""
+        """Change the table, as another process."""
         with monkeypatch.context() as patch:
             patch.setattr(runtime_module, "_current", runtime_module.Runtime(HostClock(), random.Random(x)))
             second = LookupTable(str(path), options)
@@ -395,7 +395,7 @@ def test_more_text_than_an_array_can_have(table: Opens, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("key", ["id", "text"])
 def test_get_is_get_many_of_one_key(tmp_path: Path, key: str) -> None:
-    """For rows of one key in several layers, some of them deleted; for few and for many; for nulls and repeated texts."""
+    """`get` and `get_many` agree for rows of one key in several layers, some of them deleted; for few and for many; for nulls and repeated texts."""
     table = LookupTable(str(tmp_path / "dim"), {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")})
     ids = [n % 90 for n in range(400)] + [7] * 20
     rows = {"id": ids, "text": [None if n % 11 == 0 else f"t{n % 90}" for n in ids], "x": [n / 3 for n in range(420)]}
@@ -441,7 +441,7 @@ UNBOUNDED = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 2**63 -
 
 @pytest.mark.parametrize("how", FORMS)
 def test_rows_of_every_kind(site: Site, how: str) -> None:
-    """Each kind creates a table, adds to it, takes rows' places and is written in a transaction."""
+    """Rows of each kind create a table, are added to it, replace rows, and are written in a transaction."""
     table, rows = site.table({"lookup.keys": "id"}), pa.Table.from_pylist(ROWS)
     table.write(FORMS[how](rows))
     table.upsert(FORMS[how](rows))
@@ -455,7 +455,7 @@ def test_rows_of_every_kind(site: Site, how: str) -> None:
 
 @pytest.mark.parametrize("how", [*FORMS, *VALUE_FORMS])
 def test_keys_of_every_kind(site: Site, how: str) -> None:
-    """Each kind looks rows up, and removes them."""
+    """Keys of each kind look rows up, and remove them."""
 
     def keys() -> Any:
         values = [2, 1, 0]
@@ -475,7 +475,7 @@ def test_keys_of_every_kind(site: Site, how: str) -> None:
 
 
 def test_keys_of_several_columns(site: Site) -> None:
-    """Tuples in the order of the keys, as the log says, or dictionaries; lists of strings are texts, not names."""
+    """Keys of several columns are tuples in the order of the keys that the log has, or dictionaries; lists of strings are texts, not names."""
     site.table({"lookup.keys": ["a", "b"]}).write([{"a": "x", "b": 1, "v": 1}, {"a": "y", "b": 2, "v": 2}])
     site.restart()
     table = site.table(host="fresh")
@@ -521,7 +521,7 @@ def test_what_are_no_rows_and_no_keys(site: Site) -> None:
 
 
 def test_dictionaries_that_lack_different_columns(site: Site) -> None:
-    """What an upsert's dictionary does not have is not null: nothing is lost."""
+    """Dictionaries of an upsert that lack different columns are an error: a missing value is not null, and nothing is lost."""
     rows = [{"id": 1, "a": "x", "b": 10}, {"id": 2, "a": "y", "b": 20}]
     site.table({"lookup.keys": "id"}).write(rows)
     for options in ({}, {"lookup.write.missing-columns": "KEEP"}, {"lookup.write.missing-columns": "NULL"}):
@@ -546,7 +546,7 @@ VALUES: list[tuple[pa.DataType, Any, Any]] = [
 
 
 def test_values_of_dictionaries_do_not_change(site: Site) -> None:
-    """They are the table's, or an error. Rows may lack columns, and spell them in another letter case."""
+    """A dictionary's value is the table's, or an error. Rows may lack columns, and spell them in another letter case."""
     table = site.table({"lookup.keys": "id"})
     kinds = [("id", pa.int32()), *((f"v{n}", kind) for n, (kind, _, _) in enumerate(VALUES))]
     table.write(pa.schema(kinds).empty_table())
@@ -571,7 +571,7 @@ BEYOND: dict[str, pa.Array] = {
 
 @pytest.mark.parametrize("kind", BEYOND)
 def test_values_that_no_type_of_python_holds(tmp_path: Path, kind: str) -> None:
-    """They are an error that names their column where Python's types are asked for; in Arrow they are read."""
+    """A value that no Python type holds is an error that names its column where Python's types are asked for; in Arrow it is read."""
     path = write_parquet(tmp_path / "a.parquet", id=[1, 2], v=BEYOND[kind])
     for cache in ("NONE", "FULL"):
         options = {"lookup.cache.dir": str(tmp_path / "c"), "lookup.keys": "id", "lookup.cache": cache}
@@ -590,7 +590,7 @@ ROWS_OF_STREAM = pa.table({"id": [1, 2**40], "name": ["a", None], "parts": [[1],
 
 
 def test_what_takes_a_stream(tmp_path: Path) -> None:
-    """As an Arrow C stream a table has the rows of now, each time; so has another table that is written from it."""
+    """Read as an Arrow C stream, a table has its current rows each time; another table can be written from it."""
     cache = {"lookup.cache.dir": str(tmp_path / "cache")}
     table = LookupTable(str(tmp_path / "t"), {"lookup.keys": "id", **cache})
     table.write(ROWS_OF_STREAM)
@@ -611,7 +611,7 @@ def test_what_takes_a_stream(tmp_path: Path) -> None:
 
 
 def test_keys_with_huge_exponents(table: Opens) -> None:
-    """They are refused or have no row, and take no time."""
+    """Keys with huge exponents are refused or have no row, and take no time."""
     reader = table({"lookup.keys": "id"})
     start = time.process_time()
     for key in map(decimal.Decimal, ("1e-300000000", "1e300000000", "-1e999999999999", "0e-300000000", "NaN", "sNaN")):

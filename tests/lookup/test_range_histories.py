@@ -173,7 +173,7 @@ class History:
             return None
 
     def rank(self, overlap: str, number: int) -> Any:
-        """What of several rows of a fact the best ones have least; None if that is not known here."""
+        """The key by which the best of a fact's rows sorts first; None if that is not known here."""
         shape, (low, high) = self.shape, self._bounds[number]
         if shape.argument == "starts_with":
             return -len(low) if overlap == "NARROWEST" else None
@@ -311,7 +311,7 @@ def test_what_gets_refuse(tmp_path: Path) -> None:
 
 
 def test_a_delta_table_that_knows_its_columns(tmp_path: Path) -> None:
-    """By its properties, like a managed table, for all options of matches; options of the read go before them."""
+    """The properties of a Delta table say what matches, as those of a managed table do, for all options of matches; options of the read go before them."""
     rows = pa.table({"network": ["10.0.0.0/8", "10.1.0.0/16"], "other": ["10.1.0.0/16", "10.0.0.0/8"]})
     properties = {"lookup.cidr": "network", "lookup.overlap": "ALL", "owner": "x"}
     write_deltalake(str(tmp_path / "t"), rows)
@@ -328,7 +328,7 @@ def test_a_delta_table_that_knows_its_columns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["iceberg", "delta"])
 def test_rows_that_a_lake_deletes_match_nothing(kind: str, tmp_path: Path) -> None:
-    """Those that Iceberg deletes by value or by position, and Delta by deletion vectors, after each commit and in every cache mode."""
+    """Rows that Iceberg deletes by value or by position, and Delta by deletion vectors, match nothing, after each commit and in every cache mode."""
     draw = random.Random(kind)
     lake = _IcebergNetworks(tmp_path / "t") if kind == "iceberg" else _DeltaNetworks(tmp_path / "t")
     readers = [

@@ -36,7 +36,7 @@ def numbers(kind: pa.DataType) -> st.SearchStrategy[Any]:
 
 @given(st.data(), st.sampled_from(_NUMBERS), st.sampled_from(_NUMBERS))
 def test_numbers_of_other_types(data: st.DataObject, bounds: pa.DataType, kind: pa.DataType) -> None:
-    """As Python compares them, however many digits both types have together."""
+    """Numbers of other types compare as in Python, however many digits both types have together."""
     draw_bound = st.none() | numbers(bounds)
     rows = data.draw(st.lists(st.tuples(draw_bound, draw_bound), min_size=1, max_size=6))
     values = data.draw(st.lists(st.none() | numbers(kind), min_size=1, max_size=6))
@@ -63,7 +63,7 @@ _ENDS: list[list[Any]] = [
 
 @given(st.data(), st.sampled_from(_ENDS))
 def test_of_ranges_inside_one_another_the_inner_one_is_narrower(data: st.DataObject, ends: list[Any]) -> None:
-    """Also if both are open, or of the same size after rounding, and whichever comes last in the table."""
+    """The inner range wins also if both are open, or of the same size after rounding, and whichever comes last in the table."""
     outer = data.draw(st.tuples(st.integers(0, 2), st.integers(3, len(ends))))
     inner = data.draw(st.tuples(st.integers(outer[0], 2), st.integers(3, outer[1])))
     is_last = data.draw(st.booleans())
@@ -78,7 +78,7 @@ def test_of_ranges_inside_one_another_the_inner_one_is_narrower(data: st.DataObj
 
 
 def test_errors_of_values_that_python_does_not_have() -> None:
-    """Times after the year 9999, and text that is not UTF-8."""
+    """Errors can show times after the year 9999, and text that is not UTF-8."""
     times = [pa.array([1, 2], pa.timestamp("us", "UTC")), pa.array([2**62, None], pa.timestamp("us", "UTC"))]
     text = pa.Array.from_buffers(
         pa.string(), 1, [None, pa.py_buffer(np.array([0, 1], np.int32)), pa.py_buffer(b"\xff")]

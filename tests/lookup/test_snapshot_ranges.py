@@ -198,7 +198,7 @@ def test_histories(tmp_path: Path, kind: str, keyed: bool) -> None:
 
 @pytest.mark.parametrize("keyed", [True, False], ids=["keys", "no keys"])
 def test_rows_that_match_nothing(tmp_path: Path, keyed: bool) -> None:
-    """Of a table without rows, with null keys only, or with ranges that hold no value; they are counted."""
+    """Nothing matches in a table without rows, with null keys only, or with ranges that hold no value; such ranges are counted."""
     path, options = tmp_path / "t.parquet", {**(KEYED if keyed else FULL), "lookup.range": "low..high"}
     tables: list[tuple[list[tuple[int | None, int, int]], int]] = [
         ([], 0),
@@ -233,7 +233,7 @@ def test_lookups_of_several_kinds_in_turn(tmp_path: Path) -> None:
 
 
 def test_a_reload_builds_the_index(tmp_path: Path) -> None:
-    """Before lookups see the new snapshot, so that none of them waits for it; also where the reload merges layers."""
+    """A reload builds the index before lookups see the new snapshot, so that none of them waits for it; also where the reload merges layers."""
     path = tmp_path / "t"
     path.mkdir()
     numbers = pa.array(range(60))
@@ -291,7 +291,7 @@ def index_files(home: Path) -> list[Path]:
 
 
 def test_one_process_of_the_host_builds(tmp_path: Path) -> None:
-    """However many look up at once; the others map what it has stored."""
+    """However many processes look up at once, one builds; the others map what it has stored."""
     make_table(tmp_path)
     spawn = multiprocessing.get_context("spawn")
     barrier = spawn.Barrier(2)
@@ -331,7 +331,7 @@ def die_while_writing(home: Path) -> None:
 
 @pytest.mark.parametrize("die", [die_while_building, die_while_writing])
 def test_a_builder_that_is_killed(tmp_path: Path, die: Callable[[Path], None]) -> None:
-    """Its lock is free, and the next process builds."""
+    """The lock of a killed builder is free, and the next process builds."""
     make_table(tmp_path)
     process = multiprocessing.get_context("spawn").Process(target=die, args=(tmp_path,))
     process.start()
@@ -368,7 +368,7 @@ def test_damage(tmp_path: Path) -> None:
 
 
 def test_an_index_goes_with_its_snapshot(tmp_path: Path) -> None:
-    """It counts in the budget, and is removed when no version has its layers any more; that of the base stays for all its overlays."""
+    """An index counts in the budget, and is removed when no version has its layers any more; that of the base stays for all its overlays."""
     world = World(tmp_path, "int", KEYED, "gone")
     world.ranges(BETWEEN)
     (base,) = indexes(world)
@@ -407,7 +407,7 @@ def test_a_full_directory(tmp_path: Path) -> None:
 
 
 def test_room_for_the_next_snapshot(tmp_path: Path) -> None:
-    """If it lacks beside the last snapshot and its index, the index goes; answers come from snapshots all the time."""
+    """If the next snapshot lacks room beside the last one and its index, the index goes; answers come from snapshots all the time."""
     make_table(tmp_path, 30_000)
     look_up(tmp_path)
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "cache/v1/snapshots").glob("*/*")}

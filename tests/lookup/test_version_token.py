@@ -42,7 +42,7 @@ def directory(tmp_path: Path) -> Path:
 def test_announcing_costs_one_metadata_call(
     name: str, first: list[str], later: str, directory: Path, cache_dir: Path
 ) -> None:
-    """One call to learn what a path is (a glob needs another), then one of the cheaper sort; none where tasks of the host are told."""
+    """Announcing costs one call to learn what a path is (two for a glob), then one of the cheaper sort; none where tasks of the host are told."""
     process = Process(directory / name, cache_dir)
     token = process.announce(ONE)
     assert [kind for kind in process.calls() if kind != "get"] == first

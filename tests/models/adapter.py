@@ -59,7 +59,7 @@ class Table(abc.ABC):
 
     @abc.abstractmethod
     def content(self) -> Content:
-        """What is there now, by an independent answer."""
+        """The current content, by an independent answer."""
 
     def cache_options(self, cache: str) -> dict[str, str]:
         """Further options that a cache of this mode needs."""

@@ -61,7 +61,7 @@ class Provided(DrawnRows):
 
 
 class Changing(Provided):
-    """The same, whose provider tells which keys have changed, and has a scan beside its lookups in each mode."""
+    """A table like `Provided`, whose provider tells which keys have changed, and has a scan beside its lookups in each mode."""
 
     def __init__(self, ground: Ground) -> None:
         super().__init__(ground)

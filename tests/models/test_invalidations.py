@@ -79,7 +79,7 @@ class _Host:
 
 
 def test_no_process_answers_from_before_an_invalidation(tmp_path: Path) -> None:
-    """It holds whichever process loaded a row, and when. Some invalidations are recorded with their keys, others only with their time."""
+    """No answer is from before an invalidation, whichever process loaded a row. Some are recorded with their keys, others with their time."""
     for seed in seeds(_HISTORIES):
         with mock.patch.object(invalidations, "_BYTES_AT_MOST", (23, 2**20)[seed % 4 == 0]):
             try:

@@ -64,7 +64,7 @@ RIGHT = [
 
 
 def test_a_right_stream_passes() -> None:
-    """Facts that have their rows, that wait for them, and whose time is over."""
+    """The check accepts facts that have their rows, that wait for them, and whose time is over."""
     counts = check(RIGHT, STAGES)
     assert counts == {"batches": 5, "facts": 4, "told": 6, "woken": 1, "expired": 2, "ticks": 3}
 

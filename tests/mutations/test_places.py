@@ -14,7 +14,7 @@ from tests.mutations.run import PACKAGE, ROOT, parse
 
 
 def test_each_fault_is_another_program() -> None:
-    """What a fault changes is in its function or class once. With the fault, that can be compiled, and is not what it was."""
+    """The code that a fault changes is in its function or class once. With the fault, the code can be compiled, and is not what it was."""
     for fault in FAULTS:
         definition = copy.deepcopy(find_definition(parse(ROOT / PACKAGE / fault.module), fault.definition))
         assert definition is not None, fault.name

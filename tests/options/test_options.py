@@ -232,7 +232,7 @@ def test_what_is_refused(options: dict[str, str], words: list[str]) -> None:
 
 
 def test_kinds_of_which_nothing_is_set_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There may be many kinds, and each read parses its options."""
+    """Options that are not set cost nothing: there may be many kinds of tables, and each read parses its options."""
 
     def refuse(kind: object) -> None:
         raise AssertionError(f"{kind} is asked")
@@ -422,7 +422,7 @@ def test_the_conf_files_secrets_stay_on_the_host(tmp_path: Path) -> None:
 
 
 def test_messages_are_redacted() -> None:
-    """What is or holds a credential is hidden, the rest of a URL or text is shown: by `redact`, in a `repr`, and in every refusal."""
+    """A value that is or holds a credential is hidden, the rest of a URL or text is shown: by `redact`, in a `repr`, and in every refusal."""
     redacted_values = {
         ("lookup.storage.secret", SECRET): "[redacted]",
         ("lookup.storage.client-kwargs", f'{{"token": "{SECRET}"}}'): "[redacted]",

@@ -348,7 +348,7 @@ def test_iso_times(at: datetime.time, zone: datetime.tzinfo | None, precision: s
     ],
 )  # fmt: skip
 def test_bad_iso_times(text: str) -> None:
-    """What some Python would parse, but not all or not as a time of day, is refused with examples."""
+    """A text that only some versions of Python parse, or not as a time of day, is refused with examples."""
     with pytest.raises(ValueError, match=r"^an ISO time such as '10:15', '10:15Z' or '10:15\+07:00'$"):
         parse_iso_time(text)
 
@@ -390,7 +390,7 @@ ALL_DAY = "leave some time of the day free"  # local beside offset ones: if they
     ],
 )  # fmt: skip
 def test_bad_blackouts(texts: list[str], words: str) -> None:
-    """What is not a list of windows is refused with an example of one; so are windows that are empty, or cover the day together."""
+    """A text that is not a list of windows is refused with an example of one; so are windows that are empty, or cover the day together."""
     for text in texts:
         with pytest.raises(ValueError, match=words):
             parse_blackout(text)

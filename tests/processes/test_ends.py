@@ -86,7 +86,7 @@ ENDS = {"returns": "", "closes": "table.close()", "exits": "sys.exit(3)"}
     ("work", "end"), by_day([(MERGING, "returns"), (MERGING, "exits"), (LOADING, "exits"), (LOADING, "closes")], 2)
 )
 def test_a_process_ends_while_a_thread_works(home: Path, work: str, end: str) -> None:
-    """Its exit code is its own, nothing is said, and what was half done is neither there nor on record as a failure."""
+    """The process ends with its own exit code and prints nothing; what was half done is neither there nor on record as a failure."""
     code, output = run(f"{work}\n    assert begun.wait(60)\n    {ENDS[end]}", home)
     assert (code, output) == (3 if end == "exits" else 0, "")
     assert os.listdir(home / "cache" / "v1" / "tmp") == []
@@ -144,7 +144,7 @@ def test_what_hangs_keeps_no_process_from_ending(home: Path) -> None:
 
 
 def test_tables_are_used_until_the_end(home: Path) -> None:
-    """By a thread that goes on after the main one, and by what a user has registered for the end, before and after our threads have ended."""
+    """Tables are used by a thread that goes on after the main one, and by what a user has registered for the end, before and after our threads have ended."""
     code, output = run(
         """
         import atexit

@@ -69,7 +69,7 @@ def use(tables: dict[str, LookupTable]) -> None:
 
 
 def in_child(run: Callable[[], object]) -> int:
-    """What a child that runs it ends with: 0, or the signal that ends one which hangs."""
+    """Run a function in a forked child; returns how that ended: 0, or the signal that ends one which hangs."""
     child = os.fork()
     if not child:
         signal.alarm(ANSWER_S)
@@ -110,7 +110,7 @@ def every_lock() -> list[Any]:
 
 
 def fork_under_all_locks(home: Path, endpoint: str) -> None:
-    """While another thread holds every lock there is: the child answers from the tables that it inherited, and from its own."""
+    """A child that is forked while another thread holds every lock there is answers from the tables that it inherited, and from its own."""
     tables = open_tables(home, endpoint)
     use(tables)
     ready, finished = threading.Event(), threading.Event()
@@ -192,7 +192,7 @@ def fork_while_busy(home: Path, endpoint: str) -> None:
 
 
 def test_children_of_a_busy_process(tmp_path: Path, s3: Any) -> None:
-    """They answer as their parent does, and leave to it what is its."""
+    """Children of a busy process answer as their parent does, and touch nothing that is the parent's."""
     s3.client.create_bucket(Bucket="forked")
     s3.client.put_object(Bucket="forked", Key="t.csv", Body=b"id,v\n6,36\n7,49\n")
     in_fresh_process(fork_while_busy, tmp_path, s3.endpoint)

@@ -41,7 +41,7 @@ def upsert_and_read(home: Path) -> None:
 
 @pytest.mark.nightly
 def test_upserts_leave_no_memory_behind(tmp_path: Path) -> None:
-    """A process that reads in four modes what is upserted takes no more after 500 upserts than after 250, but for little."""
+    """A process that reads in four modes what is upserted takes hardly more memory after 500 upserts than after 250."""
     in_fresh_process(upsert_and_read, tmp_path, bound_s=3600)
 
 
@@ -52,7 +52,7 @@ def build(table: Path, cache: Path, memory: int, answer: Path) -> None:
 
 
 def test_a_build_within_its_memory(tmp_path: Path) -> None:
-    """A build takes no more memory than it is given, but for the decoding of row groups, which takes 100 MiB; with more it takes more."""
+    """A build takes no more memory than it is given, except 100 MiB for the decoding of row groups; given more, it takes more."""
     rows = 400_000
     (tmp_path / "table").mkdir()
     for file in range(4):

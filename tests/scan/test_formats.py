@@ -432,14 +432,14 @@ def test_what_is_no_file_of_its_format(name: str) -> None:
 @fuzzed(100)
 @given(length=st.integers(-(2**31), 2**31 - 1) | st.integers(-50, 5000))
 def test_a_footer_of_another_length(name: str, length: int) -> None:
-    """What begins elsewhere than the footer does is none, whether it is within the file or not."""
+    """A wrong length of the footer is damage, whether the footer would then begin within the file or not."""
     good, announced = GOOD[name], struct.pack("<i", length)
     at = len(good) - (8 if name == "d.parquet" else 10)
     assert announced == good[at : at + 4] or read_or_damaged(name, patched(good, at, announced))
 
 
 def test_an_arrow_footer_that_announces_more_than_there_is() -> None:
-    """Its lists of blocks are not believed: no room is made for four billion of them."""
+    """The announced length of a list of blocks is not believed: no room is made for four billion of them."""
     good = GOOD["d.arrow"]
     start = len(good) - 10 - struct.unpack("<i", good[-10:-6])[0]
     for field in (2, 3):
@@ -451,7 +451,7 @@ def test_an_arrow_footer_that_announces_more_than_there_is() -> None:
 @fuzzed(300)
 @given(name=st.sampled_from([name for name in GOOD if not name.endswith((".parquet", ".orc"))]), data=st.data())
 def test_flipped_bytes(name: str, data: st.DataObject) -> None:
-    """They give other values, damage, a type Spark lacks or quotes that need an option, and no read beyond the file or memory."""
+    """Flipped bytes give other values, damage, a type Spark lacks or quotes that need an option, and no read beyond the file or memory."""
     content = bytearray(GOOD[name])
     for at in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=3)):
         content[at] = data.draw(st.integers(0, 255))

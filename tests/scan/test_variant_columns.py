@@ -135,7 +135,7 @@ def test_declared_columns(tmp_path: Path, cache_dir: Path) -> None:
 
 
 def test_managed_tables(tmp_path: Path, cache_dir: Path) -> None:
-    """They store what a write brings, and return it after upserts and compaction."""
+    """Managed tables store the VARIANT values that a write brings, and return them after upserts and compaction."""
     rng = random.Random(5)
     values = [None, *(random_value(rng) for _ in range(9))]
     column = assemble(shredded(values, None, rng))

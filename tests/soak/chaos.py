@@ -32,7 +32,7 @@ class Clocks:
         self._library = str(libraries[0]) if libraries else ""
 
     def variables(self, number: int) -> dict[str, str]:
-        """What the wrapper of an executor's Python hands on to it."""
+        """The variables that the wrapper of an executor's Python hands on to it."""
         if self.missing:
             return {}
         return {
@@ -64,7 +64,7 @@ class Chaos:
         self._calm_until = CALM_BATCHES
 
     def tick(self, now_s: float, published: int) -> None:
-        """Do what is due: `now` on the monotonic clock, when so many micro-batches have been written."""
+        """Do what is due at `now_s` on the monotonic clock, when `published` micro-batches have been written."""
         self._now_s = now_s
         for entry in [entry for entry in self._undo if entry[0] <= now_s]:
             self._undo.remove(entry)
@@ -97,7 +97,7 @@ class Chaos:
         os.kill(self._soak.cluster.executor(self._rng.randrange(2)), signal.SIGKILL)
 
     def _kill_worker(self) -> None:
-        """A Python worker, or the daemon that forks them."""
+        """Kill a Python worker, or the daemon that forks them."""
         workers = python_workers(self._soak.cluster.workers[self._rng.randrange(2)].pid)
         os.kill(self._rng.choice(workers), signal.SIGKILL)
 

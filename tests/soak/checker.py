@@ -39,7 +39,7 @@ def collect_batches(home: Path, notes: Iterable[Note], stream: str = "joined") -
 
 
 def check_batches(batches: Sequence[Batch], notes: Sequence[Note], managed: list[State]) -> dict[str, int]:
-    """How much of everything there was; AssertionError for an output that cannot be. `managed`: what that table was."""
+    """Check all batches; returns how much of everything there was. AssertionError for an output that cannot be. `managed`: the states of that table."""
     published: dict[str, State] = {}
     for note in notes:
         if note["kind"] == "published":
@@ -60,7 +60,7 @@ def check_batches(batches: Sequence[Batch], notes: Sequence[Note], managed: list
 
 
 def _read(batch: Batch, table: str, column: str, positions: Mapping[str, int]) -> dict[str, Any]:
-    """What a micro-batch saw of a table, as the checker of histories takes a lookup."""
+    """What a micro-batch saw of a table, as a lookup that the checker of histories can judge."""
     tag = batch.rows.column("tag") if column == "n" else pa.repeat("", batch.rows.num_rows)
     columns = (batch.rows.column("id"), tag, batch.rows.column(column))
     values_read = set(zip(*(values.to_pylist() for values in columns), strict=True))

@@ -69,13 +69,13 @@ class Publisher:
         self._note(number)
 
     def _note(self, number: int) -> None:
-        """What the table is now, with the digest that readers are told of it."""
+        """Note the current state of the table, with the digest that readers are told of it."""
         parts = {name.split("/")[2].split("-")[0] for name in self._names() if _parse_number(name) == number}
         self._notes.add("published", number=number, parts=len(parts), digest=_retry(lambda: self._table.version))
 
 
 def _retry(call: Callable[[], T]) -> T:
-    """What a call comes to, made until it comes to something."""
+    """Make a call until it succeeds; returns its result."""
     while True:
         try:
             return call()

@@ -111,7 +111,7 @@ class Soak:
             self.cluster.close()
 
     def run(self, seconds: float) -> dict[str, Any]:
-        """Do harm for so long, and until each kind is done, at most twice as long. What came of it; `wrong` is empty if all is well."""
+        """Do harm for so long, and until each kind is done, at most twice as long. Returns the report, whose `wrong` is empty if all is well."""
         watch = Watch(self.cluster, self.workers.running["application"].pid, self.directories)
         chaos = Chaos(self)
         start_s, sample_at = time.monotonic(), 0.0
@@ -189,7 +189,7 @@ class Soak:
 
 
 def soak(work: Path, seconds: float, seed: int, hang_s: float) -> dict[str, Any]:
-    """What a soak of so many seconds came to; AssertionError if it could not go on, or hung for `hang_s`."""
+    """Run a soak for so many seconds; returns its report. AssertionError if it could not go on, or hung for `hang_s`."""
     running = Soak(work, seed, hang_s)
     if running.clocks.missing:
         print(f"clocks are not stepped: {running.clocks.missing}", flush=True)

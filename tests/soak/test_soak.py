@@ -22,7 +22,7 @@ HANG_S = 180 if "LOOKUPCACHE_MINUTES" in os.environ else 450  # other tests run 
 @pytest.mark.spark
 @pytest.mark.timeout(1200 + 2 * SECONDS)
 def test_a_stream_is_right_through_all_that_happens(tmp_path: Path) -> None:
-    """Whatever is done to tables, store, processes, disks and clocks: a micro-batch has one version of each table, and each row came out once."""
+    """Whatever is done to tables, store, processes, disks and clocks, a micro-batch has one version of each table, and each row came out once."""
     report = soak(tmp_path, SECONDS, SEED, HANG_S)
     assert report["wrong"] == []
     # Half of what they are beside other tests, which take as much of the machine as they get. It goes on until each kind of
@@ -69,7 +69,7 @@ RIGHT = [
 
 
 def test_a_right_output_passes() -> None:
-    """What can be is not complained about, and counted."""
+    """The checker accepts an output that is possible, and counts it."""
     served = {f"versions of {tables.PUBLISHED}": 4, f"versions of {tables.MANAGED}": 3}  # that of no report, too
     assert check_batches(RIGHT, NOTES, MANAGED) == {"batches": 4, "rows": 13, **served}
 
@@ -98,7 +98,7 @@ def altered(number: int, **columns: list[Any]) -> list[Batch]:
     ],
 )
 def test_a_wrong_output_is_found(batches: list[Batch]) -> None:
-    """What cannot be is complained about."""
+    """The checker rejects an output that is impossible."""
     with pytest.raises(AssertionError):
         check_batches(batches, NOTES, MANAGED)
 
@@ -128,6 +128,6 @@ def test_a_right_output_of_late_rows_passes() -> None:
     ],
 )
 def test_a_wrong_output_of_late_rows_is_found(batches: list[Batch]) -> None:
-    """An event that came out twice or never, and two versions in a micro-batch."""
+    """An event that came out twice or never, and two versions in a micro-batch, are found."""
     with pytest.raises(AssertionError):
         check_late(batches)

@@ -19,7 +19,7 @@ from tests.support.large_tables import Lose
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What differs: the HEADs of a look at the version, (HEADs, LISTs, GETs) of a commit and after it, where bounds are parsed, names of columns."""
+    """How kinds differ: the HEADs of a look at the version, (HEADs, LISTs, GETs) of a commit and after it, where bounds are parsed, names of columns."""
 
     make: Callable[[Path], LargeTable]
     heads: int
@@ -59,7 +59,7 @@ Restart = Callable[[], None]
 
 
 def test_another_process_reads_no_log(kind: Kind, table: LargeTable, cache: Path, restart: Restart) -> None:
-    """It looks at what is new, maps the columns, and opens the file that its key may be in."""
+    """Another process looks at what is new, maps the columns, and opens the file that its key may be in."""
     first = opened(table.path, cache, keys="id")
     assert scan_rows(first) == table.rows()
     assert first.get(15) == [row(15, "ü/ %")]
@@ -119,7 +119,7 @@ CASES = by_day(
 def test_columns_that_are_lost(
     kind: Kind, table: LargeTable, cache: Path, restart: Restart, lose: Lose, patterns: Sequence[str]
 ) -> None:
-    """Then the log, or the manifests, are read again; without room on the disk the columns are in memory."""
+    """Once the columns are lost, the log, or the manifests, are read again; without room on the disk the columns are in memory."""
     for _ in range(2):
         reader = opened(table.path, cache, keys="id")
         assert reader.get(12) == [row(12, "ü/ %")]
@@ -145,7 +145,7 @@ def test_columns_follow_the_table(kind: Kind, table: LargeTable, cache: Path, re
 
 
 def test_a_table_that_was_emptied(table: LargeTable, tmp_path: Path, restart: Restart) -> None:
-    """It has no columns any more, for a host that knew its files, and for one that reads what is left of the log."""
+    """An emptied table has no rows, for a host that knew its files, and for one that reads what is left of the log."""
     assert opened(table.path, tmp_path / "cache").version
     table.empty()
     for host in ("cache", "new", "new"):

@@ -217,7 +217,7 @@ def test_databases_that_have_logins(path: str, takes: bool) -> None:
 
 
 def test_the_conf_files_options_are_for_tables_that_take_them() -> None:
-    """It has defaults for all tables of a host, so what only some of them take does not refuse the others."""
+    """The conf file has defaults for all tables of a host, so an option that only some of them take does not refuse the others."""
     conf = {"lookup.credentials": "m:f", "lookup.http.timeout": "5 s", "lookup.storage.endpoint_url": SERVER}
     for named, _ in KINDS.values():
         if "lookup.catalog" not in named:

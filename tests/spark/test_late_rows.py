@@ -164,7 +164,7 @@ def test_explanation(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_wrong_arguments(spark: SparkSession, tmp_path: Path) -> None:
-    """What cannot wait is refused when the lookup is built, with what to do."""
+    """A lookup that cannot wait is refused when it is built, with what to do."""
     table = str(publish_version(tmp_path / "dim.parquet", 1))
     (tmp_path / "facts").mkdir()
     stream = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "facts"))
@@ -197,7 +197,7 @@ def test_wrong_arguments(spark: SparkSession, tmp_path: Path) -> None:
     managed = str(tmp_path / "managed")
     LookupTable(managed, {"lookup.keys": "id"}).write(pa.table({"id": [1]}))
     refused("option lookup.version names one version", wait="1 h", table=managed, options={"lookup.version": "1"})
-    refused("both have a column '_lookup_waited'", stream.withColumnRenamed("event", "_lookup_waited"),
+    refused("column '_lookup_waited', which argument wait adds, is also in the DataFrame", stream.withColumnRenamed("event", "_lookup_waited"),
             wait="1 h", columns=["_lookup_waited"])  # fmt: skip
     refused(
         "lookup.retry.fixed-delay is for tables of a provider",

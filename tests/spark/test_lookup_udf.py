@@ -35,7 +35,7 @@ EXACT = {"l": 2**53 - 1, "x": b"\xff", "s": "ö", "e": -1, "m": decimal.Decimal(
 
 
 def test_keys_at_the_ends_of_their_types(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Such keys are found among nulls, in a session time zone whose clocks change, each column by itself; a plain function finds them, too."""
+    """Keys at the ends of their types are found among nulls, in a time zone whose clocks change, each column by itself; by a plain function, too."""
     rows = {column: pa.array([*keys, None], kind) for column, (kind, keys) in EXTREMES.items()}
     facts = spark.read.parquet(str(saved(tmp_path / "facts.parquet", pa.table({**rows, "own": [0, 1, 2, 3]}))))
     exact = {column: pa.array([key, None], EXTREMES.get(column, [None])[0]) for column, key in EXACT.items()}
@@ -71,7 +71,7 @@ def test_intervals_as_keys(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_text_that_is_not_utf_8(spark: SparkSession, tmp_path: Path) -> None:
-    """Such text finds no row, and the query goes on."""
+    """Text that is not UTF-8 finds no row, and the query goes on."""
     path = saved(tmp_path / "dim.parquet", {"s": ["a"], "place": [0]})
     facts = spark.sql("SELECT CAST(b AS STRING) AS s FROM VALUES (X'61'), (X'ff'), (X'c328') t(b)")
     with without(ARROW_UDFS):
@@ -116,7 +116,7 @@ def test_a_plain_function(spark: SparkSession, tmp_path: Path, name: str) -> Non
 
 @pytest.mark.usefixtures("plain")
 def test_what_a_plain_function_refuses(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """What pandas would change is refused: by its type when it is registered, and a number that is no longer exact when it arrives."""
+    """A key that pandas would change is refused: by its type when the function is registered, and a number that is no longer exact when it arrives."""
     for kind, arrow in (("double", pa.float64()), ("timestamp", pa.timestamp("us"))):
         table_path = saved(tmp_path / f"{kind}.parquet", pa.table({"k": pa.array([1], arrow), "v": [1]}))
         with pytest.raises(NotSupportedError, match=rf"key 'k' is {kind}.*functions defined in SQL.*use lookup_join"):

@@ -258,7 +258,7 @@ TABLES: dict[str, tuple[str, dict[str, str], list[dict[str, Any]]]] = {
 def test_batches_streams_and_functions_follow_tables_that_change(
     spark: SparkSession, tmp_path: Path, name: str, mode: str
 ) -> None:
-    """They return what `LookupTable` returns of the version that is current when the query or micro-batch begins; four lookups share a pass."""
+    """Batches, streams and functions return what `LookupTable` returns of the version that is current when the query or micro-batch begins; four lookups share a pass."""
     cache = {"lookup.cache.dir": str(tmp_path / "c")}
     tables: dict[str, LookupTable] = {}
     for kind, (keys, properties, rows) in TABLES.items():

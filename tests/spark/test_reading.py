@@ -33,7 +33,7 @@ print("IMPORTED", len({*sys.modules} - modules), "COLLECTABLE", len(gc.get_objec
 
 
 def test_what_a_first_array_imports_is_exempt_from_collections(tmp_path: Path) -> None:
-    """pyarrow then imports pandas: a quarter of all objects of a worker, which Spark's daemon would go through after each task."""
+    """With the first array pyarrow imports pandas: a quarter of all objects of a worker, which Spark's daemon would go through after each task."""
     assert run_script(tmp_path, _FROZEN) == ["IMPORTED 0 COLLECTABLE True"]
 
 

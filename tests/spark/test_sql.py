@@ -242,7 +242,7 @@ def make_appender(rows: DataFrame) -> DataFrameWriter:
 
 
 def test_data_frames(tables: Tables) -> None:
-    """The same holds for DataFrames that are written to a table or a path."""
+    """DataFrames that are written to a table or a path keep the same rules."""
     rows, twin, path = tables.spark.table("src"), tables.spark.table("other"), str(tables.path)
     with tables.kept():
         for words, write in (

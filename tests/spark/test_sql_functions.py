@@ -75,7 +75,7 @@ STANDS: list[tuple[str, int]] = [
 
 
 def test_where_it_may_stand(spark: SparkSession, tmp_path: Path, name: str, facts: str) -> None:
-    """In WHERE, JOIN ON, GROUP BY, CASE, windows and DataFrame expressions."""
+    """A function may stand in WHERE, JOIN ON, GROUP BY, CASE, windows and DataFrame expressions."""
     register_lookup(spark, name, str(publish_version(tmp_path / "dim.parquet", 7)), "id")
     for statement, expected in STANDS:
         assert spark.sql(statement.format(f=name, t=facts)).collect()[0][0] == expected, statement

@@ -48,7 +48,7 @@ def frame(spark: SparkSession, times: list[int]) -> DataFrame:
 
 
 def numbers_by_spark(spark: SparkSession, path: str, form: str) -> list[list[Any]]:
-    """What Spark reads, as numbers: days and microseconds."""
+    """The values as Spark reads them, as numbers: days and microseconds."""
     rows = spark.read.format(form).load(path).selectExpr(
         "id", "unix_date(d)", "unix_micros(t)", "timestampdiff(MICROSECOND, TIMESTAMP_NTZ'1970-01-01', l)",
         "timestampdiff(MICROSECOND, TIMESTAMP_NTZ'1970-01-01', TIMESTAMP_NTZ'1970-01-01' + i)",
@@ -58,7 +58,7 @@ def numbers_by_spark(spark: SparkSession, path: str, form: str) -> list[list[Any
 
 
 def numbers_by_us(table: LookupTable) -> list[list[Any]]:
-    """What this package reads, as the same numbers."""
+    """The values as this package reads them, as the same numbers."""
     rows = table.scan().sort_by("id")
     arrays = {name: rows.column(name).combine_chunks() for name in rows.column_names}
     nested, lists = arrays["s"], arrays["a"]

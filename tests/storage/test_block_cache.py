@@ -71,7 +71,7 @@ THOUSAND = [(n * 100, 100) for n in range(1000)]
 def test_a_block_is_fetched_once(
     source: Source, before: list[Range], ranges: list[Range], gets: list[Range], hits: int, misses: int
 ) -> None:
-    """What was read is answered from disk, to this process and the next; the missing blocks are fetched, in few requests."""
+    """Blocks that were read are answered from disk, to this process and the next; the missing blocks are fetched, in few requests."""
     source.read(*before)
     host = source.another()
     assert source.read(*ranges, host=host) == source.right(*ranges)

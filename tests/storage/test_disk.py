@@ -23,7 +23,7 @@ V1, V2 = "1" * 32, "2" * 32  # of a version's digest nothing is the beginning of
 
 
 def takes(size: int) -> int:
-    """What a block of that size takes on disk, with the two directories that it lies in."""
+    """The bytes that a block of that size takes on disk, with the two directories that it lies in."""
     return on_disk(size + HEADER_BYTES) + 2 * on_disk(1)
 
 
@@ -195,7 +195,7 @@ def test_the_first_record_stays(opened: Opened) -> None:
 
 
 def test_a_record_that_another_process_creates_meanwhile_stays(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who saw no record before another process created it gets that one."""
+    """A process that saw no record before another process created it gets that one."""
     second = Opened(opened.root.parent)
     take = opened.disk.take
 
@@ -347,7 +347,7 @@ def read_claims(opened: Opened, group: str = V1) -> list[bytes]:
 
 
 def test_a_claim_is_seen_while_it_is_held(opened: Opened) -> None:
-    """What was claimed is told to others by group and space, until it is released; then, and after a full disk, nothing is left."""
+    """A claim is told to others by group and space, until it is released; then, and after a full disk, nothing is left."""
     claim = opened.disk.create_claim(SPACE, V1, b"payload")
     empty_claim = opened.disk.create_claim(SPACE, V1, b"")
     for path in (opened.root / "claims").glob("*/*"):
@@ -378,7 +378,7 @@ def test_a_lock_that_fails(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_threads_of_a_process_take_turns_at_the_account(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many they are, none finds the account locked by another of its process for too long."""
+    """However many threads a process has, none finds the account locked by another of them for too long."""
     monkeypatch.setattr(directory, "_LOCK_WAIT_S", -1.0)
     ready = threading.Barrier(8)
 

@@ -274,7 +274,7 @@ def test_what_is_no_file_is_not_listed(tmp_path: Path) -> None:
 
 
 def test_a_disk_error_is_ours(tmp_path: Path) -> None:
-    """What the operating system fails a local read with leaves as UfsError, with its text; so does a path that it refuses."""
+    """An error of the operating system in a local read leaves as UfsError, with its text; so does a path that the system refuses."""
     path = "/proc/self/mem"  # reading at 0 is EIO
     store = make_store(path)
     version = store.get_meta(path, ignore)
@@ -480,7 +480,7 @@ def test_a_server_without_ranges_and_head(web: WebServer) -> None:
 def test_a_failing_web_server_is_not_a_missing_file(
     web: WebServer, status: int, error_type: type[errors.UfsError]
 ) -> None:
-    """What a web server answers is told apart, although fsspec says FileNotFoundError for all; URLs are redacted."""
+    """Answers of a web server are told apart, although fsspec says FileNotFoundError for all; URLs are redacted."""
     url = web.url + "/f.csv?sig=abc"
     store = make_store(url)
     web.before = lambda method, path: status

@@ -83,7 +83,7 @@ def test_attempts_end(path: Path, call: Callable[[Host, FileVersion], object]) -
 
 
 def test_a_store_that_gets_too_many_requests_is_given_time(path: Path) -> None:
-    """Its refusals count as attempts only after a minute of pauses, other errors at once; without retries there is none."""
+    """A store's refusals count as attempts only after a minute of pauses, other errors at once; without retries there is one attempt."""
     slow, gone_error = errors.UfsThrottledError("503"), errors.UfsUnavailableError("lost")
     for answers, retries in (([slow] * 12 + [gone_error] * 2, 2), ([gone_error, slow, gone_error], 2)):
         host = make_host(str(path), None, max_retries=retries)

@@ -18,7 +18,7 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def environment(conf: Path) -> dict[str, str]:
-    """What a process of the cluster, or an application of it, runs with."""
+    """The environment in which a process of the cluster, or an application of it, runs."""
     settings = {"LOOKUPCACHE_CONF": str(conf), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     return {**os.environ, **settings, "SPARK_HOME": str(HOME), "SPARK_NO_DAEMONIZE": "1"}
 

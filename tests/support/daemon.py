@@ -1,4 +1,4 @@
-"""What Spark starts as a daemon of PySpark's: has the preloaded process fork the daemon with its streams, and waits until that ends."""
+"""The program that Spark starts as PySpark's daemon: it has the preloaded process fork the daemon with its streams, and waits until that ends."""
 
 import os
 import socket

@@ -52,7 +52,7 @@ class State:
         self.rows = Rows()
 
     def apply(self, actions: Actions) -> None:
-        """One commit, or a checkpoint: what it removes goes first, for a file may come back with another vector."""
+        """Apply one commit, or a checkpoint: what it removes goes first, for a file may come back with another vector."""
         for action in actions:
             if action.get("remove") is not None:
                 assert isinstance(action["remove"]["path"], str)

@@ -87,7 +87,7 @@ class Table:
         return self.host.store.kinds()[before:]
 
     def end(self) -> None:
-        """What the end of a worker is to the others: its schedule is free."""
+        """End a worker, as the others see it: its schedule is free."""
         self.full.close()
         for name, run in self.later.waiting:
             if "-schedule-" in name:

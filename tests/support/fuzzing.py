@@ -23,7 +23,7 @@ ALLOWED = 2 * 2**30  # bytes beyond what a process has: a length that was believ
 
 
 def fuzzed(examples: int) -> settings:
-    """So many examples by night, times `MORE`; by day a quarter of them."""
+    """Settings for so many examples by night, times `MORE`; for a quarter of them by day."""
     return settings(
         max_examples=examples * MORE if BY_NIGHT else (examples + 3) // 4,
         deadline=None,
@@ -33,7 +33,7 @@ def fuzzed(examples: int) -> settings:
 
 
 def seeds(count: int) -> list[int]:
-    """So many seeds, the same in each run by day; `MORE` times as many others by night; or the one of `LOOKUPCACHE_SEED`."""
+    """As many seeds, the same in each run by day; `MORE` times as many others by night; or the one of `LOOKUPCACHE_SEED`."""
     if text := os.environ.get("LOOKUPCACHE_SEED"):
         return [int(text)]
     # The processes of a run have to agree on its tests.

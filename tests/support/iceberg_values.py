@@ -84,7 +84,7 @@ def raw(kind: Kind, value: Any) -> Any:
 
 
 def from_raw(kind: Kind, value: Any) -> Any:
-    """What `raw` was made of."""
+    """The value of which `raw` made this one."""
     if kind == "date" and isinstance(value, int):
         return _DAY + datetime.timedelta(value)
     if kind in ("timestamp", "timestamptz") and isinstance(value, int):
@@ -99,7 +99,7 @@ def from_json(kind: Kind, value: Any) -> Any:
 
 @functools.cache
 def _transform(transform: str, kind: str) -> tuple[Callable[[Any], Any], str]:
-    """What PyIceberg makes of a value, and the type of that."""
+    """A function that does what PyIceberg's transform does, and the type of its results."""
     parsed, source = parse_transform(transform), iceberg_type(kind)
     return parsed.transform(source), str(parsed.result_type(source))
 

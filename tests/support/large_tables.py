@@ -23,8 +23,8 @@ Lose = Callable[[Iterable[Path]], None]
 
 @pytest.fixture(autouse=True)
 def mapped_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """So many files become columns: half of the tests read a table of one as they read one of thousands, the others by night. A test that has to
-    do both by day takes `both_ways`."""
+    """From how many files on these become columns: half of the tests read a table of one as they read one of thousands, the others do by night.
+    A test that has to do both by day takes `both_ways`."""
     count: int = getattr(request, "param", None) or (1, 1000)[(zlib.crc32(request.node.nodeid.encode()) + BY_NIGHT) % 2]
     for source in (DeltaSource, IcebergSource):
         monkeypatch.setattr(source, "mapped_from", count)
@@ -36,7 +36,7 @@ both_ways = pytest.mark.parametrize("mapped_from", [1, 1000], ids=["columns", "o
 
 @pytest.fixture
 def restart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """What is opened from now on is of another process."""
+    """Begins another process, to which all that is opened from then on belongs."""
 
     def begin() -> None:
         runtime = Runtime(HostClock(), random.Random())

@@ -81,7 +81,7 @@ class Log:
 
 
 class _Told:
-    """Answers and opens as it is told."""
+    """A function that answers and opens as it is told."""
 
     def __init__(self, answer: Answer, batch_size: int | None = None) -> None:
         self.answer, self.opens, self.log = answer, lambda: None, Log()
@@ -103,7 +103,7 @@ class SyncFunction(_Told, LookupFunction):
 
 
 class AsyncFunction(_Told, AsyncLookupFunction):
-    """The same after others had their turn; what it is told may be awaitable."""
+    """A `SyncFunction` that is asynchronous, and answers after others had their turn; what it is told may be awaitable."""
 
     async def open(self) -> None:
         self.opens()

@@ -110,7 +110,7 @@ class MariadbServer:
                     self.execute(f"KILL HARD CONNECTION {number}")
 
     def statements(self) -> list[str]:
-        """What others have had executed since the server was started: one entry for each execution, in order."""
+        """The statements of others that were executed since the server was started: one entry for each execution, in order."""
         statements = list[str]()
         for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines():
             match = _STATEMENT.match(line)

@@ -17,7 +17,7 @@ from tests.support.fakes import FakeClock
 
 
 class Dictionary(KeyLookupCache):
-    """One key at a time, for as long as it is open. Counts what lookups count, too, and its bytes as one each."""
+    """A cache of single keys, emptied when it is closed. It counts what lookups count, too, and each row as one byte."""
 
     def __init__(self) -> None:
         self.entries: dict[Any, list[dict[str, Any]]] = {}
@@ -115,7 +115,7 @@ def list_values(cached: CachedRows) -> list[list[Any] | None]:
 
 
 def list_present(cache: LookupCache, numbers: Sequence[int]) -> list[int]:
-    """Those of the keys that are there; no access."""
+    """Those of the keys that are there; looking is no access."""
     return [
         n
         for n, is_present in zip(numbers, cache.peek_many(make_keys(*numbers)).present.tolist(), strict=True)

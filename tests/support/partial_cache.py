@@ -46,7 +46,7 @@ def unknown(version: str, keys: Sequence[pa.Array]) -> None:
 
 
 def differing(*changed: int) -> Differ:
-    """These keys may have other rows in any other version, and no others."""
+    """By this answer these keys may have other rows in any other version, and no others."""
     return lambda version, keys: np.isin(keys[0].to_numpy(), list(changed))
 
 

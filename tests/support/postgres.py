@@ -110,7 +110,7 @@ class PostgresServer:
         self._run("psql", f"{self.uri}&application_name={_APPLICATION}", "-Xq", "-c", statement)
 
     def statements(self, parameters: bool = False) -> list[str]:
-        """What others have had executed so far: one entry for each execution, in order. `parameters`: with a comment that has them."""
+        """The statements of others that were executed so far: one entry for each execution, in order. `parameters`: with a comment that has them."""
         statements = _STATEMENT.findall(self._log.read_text(encoding="utf-8"))
         return [
             f"{text} -- {values}" if parameters else text

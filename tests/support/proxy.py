@@ -1,4 +1,4 @@
-"""What stands before the S3 server: a request is carried out or not, and its answer is lost or another one; by number, kind or at random."""
+"""A proxy before the S3 server: a request is carried out or not, and its answer is lost or another one; by number, kind or at random."""
 
 import collections
 import dataclasses
@@ -116,7 +116,7 @@ def _is_whole(answer: str) -> bool:
 
 
 def backend() -> Any:
-    """What all servers of this process hold."""
+    """The storage that all servers of this process share."""
     return s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
 
 
@@ -240,7 +240,7 @@ class Proxy:
 
 
 def request_kind(environ: dict[str, Any]) -> str:
-    """What kind of request it is, as `Sent` says it."""
+    """The kind of a request, as `Sent` has it."""
     method: str = environ["REQUEST_METHOD"]
     return "list" if method == "GET" and "list-type" in environ["QUERY_STRING"] else method.lower()
 
@@ -259,7 +259,7 @@ def _ask(environ: dict[str, Any], app: Application) -> Answer:
 
 
 def _unasked(environ: dict[str, Any]) -> Answer:
-    """That there is none; the request's body is read, as its sender waits for that."""
+    """An empty answer without asking the store; the request's body is read, as its sender waits for that."""
     environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     return Answer("200 OK", [("Content-Length", "0")], b"")
 

@@ -47,7 +47,7 @@ class Process:
         return version_of_token(self.host.reader, self.options, token, execution)
 
     def states(self, announcement: VersionToken) -> set[int]:
-        """What the rows of an announced version say theirs is."""
+        """The versions that the rows of an announced version say they are of."""
         reader = self.host.reader
         table, version = self.receive(announcement)
         resolved = ResolvedTable(table, version, *reader.versions.schema(table, version))

@@ -170,7 +170,7 @@ class Following:
         self._read: dict[Path, int] = {}
 
     def new(self) -> list[dict[str, Any]]:
-        """Those since the last call, by time; a line that a kill has cut off is none."""
+        """The notes since the last call, by time; a line that a kill has cut off is none."""
         notes = []
         for path in self._directory.glob("*.jsonl"):
             with path.open("rb") as file:

@@ -158,7 +158,7 @@ def check(shelf: Shelf, factory: Any, **more: Any) -> None:
 
 @pytest.mark.parametrize("function", [Function, pytest.param(AsyncFunction, marks=pytest.mark.nightly)])
 def test_a_provider_that_keeps_the_rules(function: Any) -> None:
-    """Passes, whatever it can do; the table has its rows back after the writes of the check."""
+    """A provider that keeps the rules passes, whatever it can do; the table has its rows back after the writes of the check."""
     shelf = Shelf()
     factory = provider(shelf, function, changes=shelf.changes, scan=shelf.scan)
     check(shelf, factory, write=shelf.write, outage=shelf.outage)
@@ -168,7 +168,7 @@ def test_a_provider_that_keeps_the_rules(function: Any) -> None:
 
 @pytest.mark.nightly
 def test_a_provider_without_versions_and_one_without_lookups() -> None:
-    """Pass, with a client that must not be used before a fork; so does one that brings a cache."""
+    """A provider without versions, and one without lookups, pass, with a client that must not be used before a fork; so does one that brings a cache."""
     shelf = Shelf()
 
     def unversioned(context: LookupContext) -> LookupProvider:
@@ -186,7 +186,7 @@ def test_a_provider_without_versions_and_one_without_lookups() -> None:
 
 @pytest.mark.nightly
 def test_keys_of_every_type() -> None:
-    """Passes with keys of all types at once, among them those that look alike, and with a key that is not a number."""
+    """A provider passes with keys of all types at once, among them those that look alike, and with a key that is not a number."""
     draws = {
         pa.bool_(): [True, False, True], pa.float32(): [math.nan, -0.0, 1.5], pa.float64(): [math.nan, -0.0, 0.1],
         pa.string(): ["Straße", "a ", "é"], pa.binary(): [b"", b"\0", b"\xff"],
@@ -216,7 +216,7 @@ def fail_values(is_bad: Callable[[Any], bool]) -> Callable[[Shelf, LookupContext
 
 
 def in_place(self: Function, keys: pa.Table) -> pa.Table:
-    """Its results share one piece of memory."""
+    """A lookup whose results share one piece of memory."""
     rows = Function.lookup(self, keys)
     memory = vars(self).setdefault("memory", np.zeros(1000, np.int64))
     memory[: rows.num_rows] = rows.column("id").to_numpy()
@@ -252,7 +252,7 @@ class Once(Function):
 
 
 class Inherited(Function):
-    """Its connections are those of the process that made the first one."""
+    """A function whose connections are those of the process that made the first one."""
 
     def open(self) -> None:
         self.shelf.owner = self.shelf.owner or os.getpid()
@@ -486,7 +486,7 @@ def one_session(shelf: Shelf) -> Callable[[LookupContext], LookupProvider]:
 
 
 def in_local_time(shelf: Shelf) -> Callable[[LookupContext], LookupProvider]:
-    """Its driver converts instants to the time zone of the process."""
+    """A provider whose driver converts instants to the time zone of the process."""
     instants = pa.array([n * 10**15 for n in range(ROWS.num_rows)], pa.timestamp("us", "UTC"))
     shelf.rows = ROWS.append_column("at", instants)
 
@@ -657,7 +657,7 @@ def test_each_rule_can_be_broken() -> None:
 
 
 def test_rows_with_too_few_keys() -> None:
-    """Are an error of the test, not of the provider."""
+    """Rows with too few keys are an error of the test, not of the provider."""
     shelf = Shelf(ROWS.slice(0, 2))
     with pytest.raises(ValueError, match="rows have 2 different keys without nulls: pass rows with 3"):
         check_provider(provider(shelf), shelf.rows, KEYS)

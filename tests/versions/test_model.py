@@ -43,7 +43,7 @@ def ids(path: str, options: dict[str, str]) -> list[int]:
 
 @pytest.mark.parametrize("place", by_day(["local", "s3"], 2), indirect=True)
 def test_an_exact_name_wins(place: Place) -> None:
-    """Over the pattern that it would be, of files and of directories, also with a slash, and in a directory that is read as a whole."""
+    """An exact name wins over the pattern that it would be, of files and of directories, also with a slash, and in a directory that is read as a whole."""
     root, options, write = place
     write(f"{BESIDE}.parquet", 99)
     write(f"{BESIDE}/x.parquet", 99)
@@ -59,7 +59,7 @@ def test_an_exact_name_wins(place: Place) -> None:
 
 
 def test_patterns_are_patterns_where_nothing_has_their_name(place: Place) -> None:
-    """With an escape for each wildcard: a backslash, as in Spark, or a class of it alone. It costs one more call for a process."""
+    """A wildcard that stands for itself is escaped: by a backslash, as in Spark, or as a class of it alone. That costs one more call for a process."""
     root, options, write = place
     for number, name in enumerate(["a1b", "a2b", "a?b", "a[1]b"]):
         write(f"{name}/x.parquet", number)

@@ -142,7 +142,7 @@ def test_another_boot_is_not_trusted_for_an_age(dim: Dim) -> None:
 
 
 def test_who_knows_a_version_knows_its_files(dim: Dim, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files are on record before its digest is: in the moment it is, another process answers from it without a call."""
+    """A version's files are on record before its digest is: as soon as that is, another process answers from it without a call."""
     second = dim.process()
     dim.discover()
     dim.change()

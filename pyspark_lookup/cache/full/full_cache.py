@@ -341,6 +341,7 @@ class FullCache:
         self._latest: tuple[State, str, weakref.ref[Snapshot]] | None = None
         self.schedule = Schedule(
             key_of(self.key, *self.options.full_cache.schedule),
+            self._url,
             lambda: self.trigger or make_trigger(self.options),
             self.ask_reload,
             lambda: last_reload(self._stored.state()),
@@ -562,17 +563,19 @@ class FullCache:
                 return snapshot
             # The race: while this query waited for the lock, the load of another query may have failed. That load has just asked the store,
             # so this query does not ask again.
+            why = after.error
             if is_locked and after.failures == state.failures:
-                with contextlib.suppress(Exception):
+                try:
                     return self._load(None, None)
-                after = self._stored.state()
+                except Exception as problem:
+                    why = foreign_text(str(problem)) or type(problem).__name__
         reason = (
             f"has not ended after lookup.full-cache.build-wait = {self.options.full_cache.build_wait_s:g} s: try again later, or raise "
             "one of these options"
         )
         raise ReloadFailedError(
             f"the snapshot of {self._url} is older than lookup.full-cache.max-staleness = "
-            f"{self.options.full_cache.max_staleness_s:g} s, and its reload {f'failed: {after.error}' if is_locked else reason}"
+            f"{self.options.full_cache.max_staleness_s:g} s, and its reload {f'failed: {why}' if is_locked else reason}"
         )
 
     # --- loading ----------------------------------------------------------------------------------

@@ -170,13 +170,14 @@ class _Action:
 class Schedule(CacheReloadTrigger.Context):
     """Runs the trigger of one table while this process holds the host's lock for the schedule. It is also the trigger's `Context` (FLIP-221).
 
-    `name`: a hash of the table and the schedule's options; if a table is read with different options, it has several schedules. `make`:
-    returns the trigger. `reload`: starts a reload and returns its future; its argument says whether this is the reload that is due. `last`:
+    `name`: a hash of the table and the schedule's options; if a table is read with different options, it has several schedules. `url`: that
+    of the table, for logs. `make`: returns the trigger. `reload`: starts a reload and returns its future; its argument says whether this is the reload that is due. `last`:
     returns the times of the latest reload by any process. `jitter_s`: the host makes its reloads later by a part of this time, which is
     computed from the names of the host and of the schedule.
     """
 
     name: str
+    url: str
     make: Callable[[], CacheReloadTrigger | None]
     reload: Callable[[bool], concurrent.futures.Future[None]]
     last: Callable[[], LastReload | None]
@@ -212,7 +213,7 @@ class Schedule(CacheReloadTrigger.Context):
         except RuntimeError as problem:  # there are too many threads; queries still start overdue reloads
             self._running = False
             if not has_ended():
-                _log.warning("this process does not run the reload schedule of %s: %s", self.name, problem)
+                _log.warning("this process does not run the reload schedule of %s: %s", self.url, problem)
 
     def due_s(self, last: LastReload | None, now_s: float) -> float:
         """The Unix time at which the reload after `last` is due; infinity after `close`, and for a custom trigger, whose times are not known."""
@@ -254,7 +255,7 @@ class Schedule(CacheReloadTrigger.Context):
             try:
                 due.run()
             except Exception as problem:  # raised by a custom trigger: the schedule goes on
-                _log.error("reload trigger of %s failed", self.name, exc_info=redact_cause(problem))
+                _log.error("reload trigger of %s failed", self.url, exc_info=redact_cause(problem))
         with self._mutex:
             next_s = min((action.at_s for action in self._actions), default=math.inf)
         return min(max(next_s - self.context.clock.wall_s(), 0.0), _POLL_S)
@@ -270,7 +271,7 @@ class Schedule(CacheReloadTrigger.Context):
                     self._trigger.late_s = self.late_s
             except Exception as problem:
                 self._broken = True
-                _log.error("reload trigger of %s cannot be created", self.name, exc_info=redact_cause(problem))
+                _log.error("reload trigger of %s cannot be created", self.url, exc_info=redact_cause(problem))
 
     def _open(self) -> bool:
         """Open the trigger. Returns whether it works."""
@@ -281,7 +282,7 @@ class Schedule(CacheReloadTrigger.Context):
                 self._trigger.open(self)
         except Exception as problem:
             self._broken = True  # from now on this process leaves the schedule alone, so the error is logged once
-            _log.error("reload trigger of %s cannot be opened", self.name, exc_info=redact_cause(problem))
+            _log.error("reload trigger of %s cannot be opened", self.url, exc_info=redact_cause(problem))
         return not self._broken
 
     def _clock_set_back(self) -> bool:
@@ -322,7 +323,7 @@ class Schedule(CacheReloadTrigger.Context):
             if self._trigger is not None:
                 self._trigger.close()
         except Exception as problem:  # raised by a custom trigger: the lock must be released nevertheless
-            _log.error("reload trigger of %s cannot be closed", self.name, exc_info=redact_cause(problem))
+            _log.error("reload trigger of %s cannot be closed", self.url, exc_info=redact_cause(problem))
         if not self._wake():
             self._release()
         elif self._timer is not None and self._timer.can_be_awaited:

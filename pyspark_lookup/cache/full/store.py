@@ -385,7 +385,7 @@ class StoredSnapshots:
         if snapshot is None:
             url = redact("path", self.table.url)
             raise OSError(
-                f"the snapshot of {url} cannot be opened after it was written: run `pyspark-lookup check` on the cache directory"
+                f"the snapshot of {url} cannot be opened after it was written: run `pyspark-lookup check --repair` on the cache directory, and look at its disk"
             )
         self.disk.replace_record("snapshot", self._beside(version.digest), version.to_json(statistics=False))
         self.disk.use_table(self.key)

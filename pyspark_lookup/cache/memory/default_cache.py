@@ -687,9 +687,8 @@ class DefaultLookupCache(LookupCache):
                 _check_bound(name, bound)
         if all(bound is None for bound in list(self._config.values())[:-1]):
             raise OptionError(
-                "a lookup cache without expiration and without a maximum size would grow without bound: set one of "
-                "lookup.partial-cache.expire-after-access, lookup.partial-cache.expire-after-write, "
-                "lookup.partial-cache.max-rows or lookup.partial-cache.max-bytes"
+                "a DefaultLookupCache without a bound would grow for ever: give it max_rows, max_bytes, expire_after_access_s or "
+                "expire_after_write_s (from options: lookup.partial-cache.max-rows, max-bytes, expire-after-access or expire-after-write)"
             )
         self._access_s, self._write_s = expire_after_access_s, expire_after_write_s
         self._max_rows = math.inf if max_rows is None else max_rows

@@ -160,7 +160,7 @@ class Invalidations:
             if disk.succeed_record("invalidated", self._place, before.number, _to_json(after)):
                 return
         raise OSError(
-            f"the invalidation of {keys.num_rows:,} keys ({', '.join(self._names)}) cannot be recorded: run `pyspark-lookup check` on the cache directory"
+            f"the invalidation of {keys.num_rows:,} keys ({', '.join(self._names)}) cannot be recorded: try again; if it fails again, run `pyspark-lookup check --repair` on the cache directory"
         )
 
 

@@ -463,7 +463,7 @@ class _OfVersion:
         return self._cache is not None and self._cache.persistent
 
     def later_keys(self, fresh: Freshness) -> pa.Table | None:
-        """The keys that have changed between this cache's version and that of `fresh`; None if other entries are not right, either."""
+        """The keys whose rows may differ between this cache's version and that of `fresh`; None if any key may be among them, or the columns differ."""
         return fresh.later_keys(self._fresh.version) if self._fresh.schema.equals(fresh.schema) else None
 
     def get(self, keys: pa.Table, peek: bool = False) -> CachedRows:

@@ -108,7 +108,9 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
     except pa.ArrowInvalid as problem:
         if "invalid UTF8" not in str(problem):
             raise
-        raise ValueError(f"it has bytes that are not valid {options.encoding}: set lookup.csv.encoding") from None
+        raise ValueError(
+            f"it has bytes that are not valid {options.encoding} (if it is in another encoding, set lookup.csv.encoding)"
+        ) from None
     if not options.null_value:
         return table
     nothing = pa.scalar(None, pa.string())
@@ -203,8 +205,8 @@ def _problem(content: bytes, begin: int, problem: str) -> ValueError:
     """An error about the quoted text at position `begin`. `problem`: what is wrong with it."""
     line = content.count(b"\n" if b"\n" in content else b"\r", 0, begin) + 1
     return ValueError(
-        f"line {line}: quoted text {problem}: {_show_text(content[begin:])}: set lookup.csv.quote = '' if quotes are ordinary "
-        "characters there, or set lookup.csv.escape if another character escapes them"
+        f"line {line}: quoted text {problem}: {_show_text(content[begin:])} (set lookup.csv.quote = '' if quotes are ordinary "
+        "characters there, or lookup.csv.escape if another character escapes them)"
     )
 
 
@@ -249,7 +251,7 @@ def _name(raw_names: list[str], header: bool, url: str, declared: list[str] | No
         return [f"_c{number}" for number in range(len(raw_names))]
     if len(declared) != len(raw_names):
         raise SchemaError(
-            f"{url} has {len(raw_names)} columns and no header, but lookup.schema has {len(declared)}: {', '.join(declared)}: "
+            f"{url} has {len(raw_names)} columns and no header, but lookup.schema or .schema(…) has {len(declared)}: {', '.join(declared)}: "
             "declare all of them, in their order"
         )
     return declared

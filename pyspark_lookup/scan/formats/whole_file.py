@@ -73,8 +73,8 @@ class WholeFileFormat:
                 )
             if not memory.has_room(len(content) * _COPIES):
                 raise NotSupportedError(
-                    f"{redact('path', file.url)} has {len(content)} bytes of {self._name.value}, which is read as a whole, but only {memory.free_bytes()} bytes "
-                    "of memory are free: split it, or write parquet"
+                    f"{redact('path', file.url)} has {len(content)} bytes of {self._name.value}, which is read as a whole and takes about "
+                    f"{len(content) * _COPIES} bytes of memory, but only {memory.free_bytes()} are free: split it, or write parquet"
                 )
             text: CsvFile | JsonFile
             if self._name is FileFormatName.JSON:

@@ -545,7 +545,8 @@ class DeltaLog:
             )
         except ValueError as problem:
             raise DamagedFileError(
-                f"{self._redacted_path}: version {state.version} of the Delta table cannot be read: {problem}: {RESTORE_LOG}"
+                f"{self._redacted_path}: version {state.version} of the Delta table cannot be read: its property "
+                f"delta.inCommitTimestampEnablementVersion is not a whole number ({problem}): {RESTORE_LOG}"
             ) from None
         recorded_times: list[tuple[int, int]] = []
         for version, file in commits:

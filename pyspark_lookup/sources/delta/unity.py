@@ -194,8 +194,9 @@ class UnityCatalog:
     def _check_kind(self, table: str, answer: Mapping[str, Any]) -> None:
         kind, form = as_text(answer["table_type"]), answer.get("data_source_format")
         if kind not in _READ_TYPES:
+            label = "foreign table" if kind == "FOREIGN" else kind.lower().replace("_", " ")
             raise NotSupportedError(
-                f"{table} in {self.name} is a {kind.lower().replace('_', ' ')}, whose rows only an engine of the catalog can give: read a table that has them"
+                f"{table} in {self.name} is a {label}, whose rows only an engine of the catalog can give: read a table that has them"
             )
         if form == "ICEBERG":
             catalog = table.partition(".")[0]
@@ -346,9 +347,11 @@ class UnityCatalog:
             finally:
                 answer.release_conn()
         except (urllib3.exceptions.HTTPError, OSError) as problem:
+            option = "uri" if find_origin(url) == find_origin(self._uri) else "oauth2-server-uri"
             raise_ours(
                 CatalogUnavailableError(
-                    f"{self.name} gave no answer: {type(problem).__name__}: {problem}; try again later, or check lookup.catalog.uri"
+                    f"{self.name} gave no answer at {redact('path', url.partition('?')[0])}: {type(problem).__name__}: {problem}; try again later, or check "
+                    f"lookup.catalog.{option}"
                 ),
                 problem,
             )
@@ -406,6 +409,8 @@ class UnityCatalog:
 
     @property
     def _advice(self) -> str:
+        if self._login is not None:
+            return f"correct what the function of option {CREDENTIALS} returns"
         return (
             f"set {TOKEN_VARIABLE}, or {' and '.join(CLIENT_VARIABLES)}, in the environment of each machine that reads, or name a function with "
             f"{CREDENTIALS}"
@@ -474,17 +479,26 @@ class UnityCatalog:
         status, data, _ = self._send("POST", self._token_uri, headers, content)
         place = redact("path", self._token_uri)
         if status in (400, 401, 403):
-            raise UfsPermissionError(f"{place} gives no token for {self.name} (status {status}): {self._advice}")
+            source = (
+                " and ".join(CLIENT_VARIABLES)
+                if self._login is None
+                else f"what the function of option {CREDENTIALS} returns"
+            )
+            raise UfsPermissionError(
+                f"{place} gives no token for {self.name} (status {status}): it refuses the client's id, secret or scope ({self._scope}): correct "
+                f"{source}, or lookup.catalog.scope"
+            )
         try:
             if status != 200:
                 raise ValueError(f"status {status}")
             answer = json.loads(data)
             token, lives_s = _as_one_line(as_text(answer["access_token"])), float(answer.get("expires_in") or math.inf)
         except UNREADABLE as problem:  # its text may have the token
+            fault = f"status {status}" if status != 200 else f"{type(problem).__name__}, status {status}"
+            is_busy = status in (408, 429) or status >= 500
+            advice = "try again later" if is_busy else "check lookup.catalog.oauth2-server-uri"
             raise_ours(
-                CatalogUnavailableError(
-                    f"{place} gives no token for {self.name} ({type(problem).__name__}, status {status}): check lookup.catalog.oauth2-server-uri"
-                ),
+                CatalogUnavailableError(f"{place} gives no token for {self.name} ({fault}): {advice}"),
                 None,
             )
         return token, began_s + renewed_after_s(lives_s, _RENEWED_BEFORE_S, self._draw())
@@ -493,7 +507,8 @@ class UnityCatalog:
 def _as_one_line(token: str) -> str:
     if re.search(r"[^\x21-\x7e]", token):
         raise OptionError(
-            "the token for a Unity catalog has white space, a control character or a character outside ASCII: correct it"
+            f"the token for a Unity catalog, from {TOKEN_VARIABLE} or the function of option {CREDENTIALS}, has white space, a control character "
+            "or a character outside ASCII: correct it"
         )
     return token
 

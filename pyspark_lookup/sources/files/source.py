@@ -82,8 +82,8 @@ def data_files(
     busy = [directory for directory in job_directories(table_url, kind, listing) if directory not in dead]
     if busy:
         raise TableBusyError(
-            f"{redact('path', listing.url)} holds {busy[0]}: a job is writing this table, or died less than lookup.busy-timeout ago. Wait for the job, or "
-            "remove the directory if you know that no job runs"
+            f"{redact('path', listing.url)} holds {busy[0]}: a job is writing this table, or died less than lookup.busy-timeout ago. Wait for the job, or, "
+            f"if you know that no job runs, remove {busy[0]}, which loses that job's unfinished output"
         )
     if success_file and f"{listing.url.rstrip('/')}/_SUCCESS" not in listing.urls_ending("/_SUCCESS"):
         raise TableBusyError(
@@ -258,8 +258,12 @@ class WritingJobs:
                     self._alive_until_s[url] = steady_s + table.busy.timeout_s - (now_s - changed_s)
                 continue
             dead.append(directory)
-            reason = f"{url} belongs to a job that died {now_s - changed_s:.0f} s ago or earlier"
-            self._tell_once(table, reason, "ignoring this directory; remove it")
+            reason = f"nothing in {url} has changed for {now_s - changed_s:.0f} s (lookup.busy-timeout = {table.busy.timeout_s:g} s): its job counts as dead"
+            self._tell_once(
+                table,
+                reason,
+                "ignoring this directory; if no job runs, remove it, which loses the job's unfinished output",
+            )
         return dead
 
     def _tell_once(self, table: Table, reason: str, instead: str) -> None:

@@ -31,7 +31,7 @@ Config = Mapping[str, str]
 
 
 def parse_config(answer: Any) -> dict[str, str]:
-    """The `config` of an answer; empty if it has none. Raises TypeError or ValueError if it is not an object of texts."""
+    """The `config` of an answer, without its nulls; empty if it has none. Raises one of `decoding.UNREADABLE` if it is not an object of texts."""
     config = answer.get("config") or {}
     return {as_text(name): as_text(value) for name, value in config.items() if value is not None}
 

@@ -157,7 +157,7 @@ def _tasks(
     if removes and appends_only:
         raise NotSupportedError(
             f"{where}: the commit at log position {position} ({write.mode.value}) removes rows, which a stream of rows cannot "
-            f"express: read lookup.view = changes, whose column {CHANGE_TYPE} can"
+            f"express: set lookup.view = changes, whose column {CHANGE_TYPE} can"
         )
     keys = state.find_definition(position).keys
     marks = tuple(version_of_file(table, file, DELETE_FILE) for file in write.deletes)

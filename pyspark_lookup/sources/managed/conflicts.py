@@ -367,7 +367,7 @@ _AT_ONCE = 1_000_000  # about how many rows are compared with the keys at a time
 
 
 class KeyedRows:
-    """Finds rows of one managed table by key. `merge_bytes`: the size of files that make one part in `order`."""
+    """Finds rows of one managed table by key. `merge_bytes`: about how many bytes of the files go into one part of `order`."""
 
     def __init__(self, files: Files, table: Table, merge_bytes: int = 32 * 1024 * 1024) -> None:
         self._files = files

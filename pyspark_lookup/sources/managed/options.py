@@ -48,17 +48,17 @@ class ChangeOptions(KindOptions):
     max_rows: int | None = option(
         "lookup.stream.max-rows-per-trigger", POSITIVE_COUNT, None,
         doc="Streams of changes: a micro-batch takes commits with about this many rows in total, but at least one "
-            "commit.",
+            "commit. The first one with SNAPSHOT takes all current rows.",
     )
     max_files: int | None = option(
         "lookup.stream.max-files-per-trigger", POSITIVE_COUNT, None,
         doc="Streams of changes: a micro-batch takes commits with about this many files in total, but at least one "
-            "commit.",
+            "commit. The first one with SNAPSHOT takes all current rows.",
     )
     max_bytes: int | None = option(
         "lookup.stream.max-bytes-per-trigger", size(1, MOST), None,
         doc="Streams of changes: a micro-batch takes commits with about this many bytes in total, but at least one "
-            "commit.",
+            "commit. The first one with SNAPSHOT takes all current rows.",
     )
     # fmt: on
 

@@ -191,7 +191,9 @@ class Aborts:
         """
         state = self._log.latest() if batch is not None or job.write_id is None else None
         if batch is not None and state is not None and state.is_committed(batch):
-            _log.warning("batch %d of query %s is committed: not aborted", batch.id, batch.query)
+            _log.warning(
+                "batch %d of query %s is committed in %s: not aborted", batch.id, batch.query, self._redacted_path
+            )
             return state
         if job.write_id is not None:
             write_id = job.write_id
@@ -254,9 +256,10 @@ class Aborts:
             nonce, directory = state.writes[write_id].nonce, write_directory(write_id)
             job = Job(state.table_id, write_id, WriteMode.APPEND, directory, state.definition, 0.0, nonce)
             _log.warning(
-                "aborting write %d of %s: its writer has shown no sign of life for lookup.write.timeout",
+                "aborting write %d of %s: its writer has shown no sign of life for lookup.write.timeout = %g s",
                 write_id,
                 self._redacted_path,
+                self._timeout_s,
             )
             self.abort(job, (), f"no sign of life for {self._timeout_s:g} s")
         return bool(dead)

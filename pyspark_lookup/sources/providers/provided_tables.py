@@ -101,7 +101,8 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
             )
         if provided_table.trigger is None and not options.full_cache.reloads:
             raise OptionError(
-                f"provider {provided_table.name} has neither a reload trigger nor a version(): set lookup.full-cache.reload-strategy"
+                f"provider {provided_table.name} has neither a reload trigger nor a version(): set "
+                "lookup.full-cache.periodic-reload.interval, e.g. '5 min', or lookup.full-cache.reload-strategy"
             )
         source = MetadataSource.CACHE
     return options.with_values({"lookup.cache": cache, "lookup.metadata.source": source})

@@ -131,18 +131,19 @@ class ProviderOptions(KindOptions):
     rate_limit: Rate | None = option(
         "lookup.rate-limit", Kind("`calls`, `calls/s`, `calls/min` or `calls/h`", parse_rate), None,
         doc="Providers: the most calls that a host may begin in any second (or minute, or hour). All its processes share the limit, for all tables "
-            "with the same provider and path. Retries count, and so do calls of version(), changes() and scan(). Further calls wait.",
+            "with the same provider, system and limit. A system is a `path`, or with `http` a server. Retries count, and so do calls of version(), changes() and scan(). Further calls wait.",
     )
     max_connections: int | None = option(
         "lookup.max-connections", POSITIVE_COUNT, None,
         doc="Providers: the most connections that a host may have open at once. Each open lookup function counts as one; if functions are "
-            "asynchronous, each call does. A scan counts as one, and so does each call of version() or changes(). All processes share the limit, for all tables with the same provider and path. "
-            "Further calls wait.",
+            "asynchronous, each call does. A scan counts as one, and so does each call of version() or changes(). All processes share the limit, for all tables "
+            "with the same provider and system (a `path`, or with `http` a server). Further calls wait.",
     )
     circuit_breaker_wait_s: float | None = option(
         "lookup.circuit-breaker.wait-duration", POSITIVE_DURATION, None,
-        doc="Providers: the processes of a host count failures together. After five calls in a row that failed for all their keys, all calls "
-            "of all these processes fail at once for this long. Then one lookup or scan is let through: if it fails, calls fail at once for as long again.",
+        doc="Providers: after five lookups, scans or calls of version() in a row that have failed as a whole, with all their retries, all calls fail at "
+            "once for this long. Then one lookup or scan is let through: if it fails, calls fail at once for as long again. All processes of a host count "
+            "failures together, for all tables with the same provider and system (a `path`, or with `http` a server).",
     )
     retry_predicate: RetryPredicate | None = option(
         "lookup.retry.predicate", choice(RetryPredicate), None,
@@ -285,6 +286,10 @@ class BuiltInOptions(KindOptions):
     def provide(self, options: LookupOptions, clock: HostClock) -> Callable[[LookupContext], LookupProvider]:
         """The factory of the provider for a read with these options."""
         raise NotImplementedError
+
+    def find_system(self, options: LookupOptions) -> str:
+        """The system that is called: a host's limits are for all tables with the same provider and system."""
+        return options.files.path
 
 
 class NamedProviderOptions(BuiltInOptions):
@@ -693,8 +698,9 @@ class ProvidedTable:
 
     def limit(self, context: HostContext) -> None:
         """Limit the load that this host puts on the system, as the options say. `context`: has the cache directory with the host's state."""
-        options = self._call_options
-        name = key_of(options.provider or "", self._options.files.path)
+        options, group = self._call_options, system_options(self._options)
+        system = group.find_system(self._options) if isinstance(group, BuiltInOptions) else self._options.files.path
+        name = key_of(options.provider or "", system)
         rate, connections, wait_s = options.rate_limit, options.max_connections, options.circuit_breaker_wait_s
         self._gate.limit(context, name, rate, connections, wait_s)
         self._gate.version_record = key_of(name, *options.parameters)
@@ -807,7 +813,7 @@ class ProvidedTable:
             raise_ours(problem, None if is_late else failed.problem)
         if not isinstance(current_version, str) or not current_version:
             raise LookupFunctionError(
-                f"version() of provider {self.name} returned {foreign_repr(current_version)}: return a str"
+                f"version() of provider {self.name} returned {foreign_repr(current_version)}: return a str that is not empty"
             )
         return current_version
 

@@ -206,7 +206,7 @@ class Space(Directory, abc.ABC):
                     return
             if attempt + 1 < _TRIES:
                 self._make_room(kind, amount)
-        raise self._full(amount)
+        raise self._full(amount, kind)
 
     def _has_room(self, usage: Usage, kind: Kind, amount: int) -> bool:
         limit = self._limit(usage)
@@ -218,13 +218,14 @@ class Space(Directory, abc.ABC):
         limit = self._limit(usage)
         return max(limit - limit // RECORDS_SHARE - usage.records, 0)
 
-    def _full(self, amount: int) -> CacheFullError:
+    def _full(self, amount: int, kind: Kind = "segments") -> CacheFullError:
         usage = self._read_usage() or Usage()
         limit = self._limit(usage)
         limit_name = "lookup.cache.max-bytes" if self._max_bytes is not None else "its share of the disk"
+        kept = "" if kind == "records" else f", and {_size(limit // RECORDS_SHARE)} are kept for records"
         problem = CacheFullError(
             f"{_size(amount)} more do not fit into the cache directory {self._root.parent}: {limit_name} is {_size(limit)}, of which "
-            f"{_size(usage.total)} are in use{self._free_space(amount)}. Raise lookup.cache.max-bytes, or cache less: set lookup.cache = 'PARTIAL' or 'NONE' for some tables"
+            f"{_size(usage.total)} are in use{kept}{self._free_space(amount)}. Raise lookup.cache.max-bytes, or cache less: set lookup.cache = 'PARTIAL' or 'NONE' for some tables"
         )
         problem.more = amount
         return problem

@@ -139,7 +139,7 @@ def test_tasks_share_the_rows_of_a_snapshot(
 
 
 def test_one_process_of_the_host_loads_at_a_time(directory: Path, cache_dir: Path) -> None:
-    """While one loads, another asks the store for nothing: it waits, and then finds all but the changes there."""
+    """While one process loads, another asks the store for nothing: it waits, and then finds all but the changes there."""
     first, second = Table(directory, cache_dir, CACHE), Table(directory, cache_dir, CACHE)
     beside = threading.Thread(target=second.full.reload)
     meanwhile: list[list[str]] = []
@@ -208,7 +208,7 @@ def test_fail_refuses_after_a_failed_reload_until_one_succeeds(directory: Path, 
 def test_a_reload_that_is_overdue_is_made_by_the_query_that_finds_it(
     directory: Path, cache_dir: Path, options: dict[str, str]
 ) -> None:
-    """Once, whether no worker lived when it was due, or one stands still; not for a fresh snapshot; a store that fails is asked once an interval."""
+    """A query makes the reload, once, whether no worker lived when it was due or one stands still; a failing store is asked once an interval."""
     first = Table(directory, cache_dir, options)
     clock = first.host.clock
     first.get(0)
@@ -288,7 +288,7 @@ def test_a_first_load_that_another_process_does_not_end(directory: Path, cache_d
 
 
 def test_a_reload_that_cannot_be_recorded(directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full: the queries that find the reload overdue do not all try it. They answer from the old rows, which is counted."""
+    """The disk is full: not every query that finds the reload overdue tries it. Queries answer from the old rows, which is counted."""
     table = Table(directory, cache_dir, {**CACHE, WAIT: "30 s"})
     table.later.at_once = True
     table.get(0)
@@ -305,7 +305,7 @@ def test_a_reload_that_cannot_be_recorded(directory: Path, cache_dir: Path, monk
 
 
 def test_a_query_waits_for_the_late_load_of_another_process(directory: Path, cache_dir: Path) -> None:
-    """It answers from what that loads, and loads nothing itself."""
+    """A query that finds another process in the overdue load waits, answers from what that loads, and loads nothing itself."""
     options = {**CACHE, WAIT: "30 s"}
     slow, table = Table(directory, cache_dir, options), Table(directory, cache_dir, options)
     slow.get(0)
@@ -385,7 +385,7 @@ def test_a_custom_trigger_reloads_and_learns_of_failures(directory: Path, cache_
 
 
 def test_hosts_reload_apart(directory: Path, cache_dir: Path) -> None:
-    """Each is late by a part of the jitter that follows from its name and is the same in all its processes; until then, no reload is overdue."""
+    """Each host reloads late by a part of the jitter that follows from its name and is the same in all its processes; until then, no reload is overdue."""
     options = {**CACHE, "lookup.full-cache.reload-jitter": "30 s"}
     delays = []
     for name in ("a", "a", "b", "c"):
@@ -427,7 +427,7 @@ def test_each_schedule_is_kept(directory: Path, cache_dir: Path) -> None:
 def test_what_is_refused_at_planning(
     directory: Path, cache_dir: Path, options: dict[str, str], error: type[Exception], words: str
 ) -> None:
-    """A factory that cannot be found, raises or returns no trigger; a list as a key."""
+    """Planning refuses a trigger factory that cannot be found, raises or returns no trigger; and a list as a key."""
     publish(directory, 0, 1, columns={"tags": [[1]] * EACH})
     table = Table(directory, cache_dir, {**FULL, **options})
     with pytest.raises(error, match=words):
@@ -461,7 +461,7 @@ def test_superseded_snapshots_go_after_their_time(directory: Path, cache_dir: Pa
 def test_no_segment_goes_before_what_names_it(
     directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever dies as it gives up a superseded version leaves no record that names segments which are gone."""
+    """A process that dies while it gives up a superseded version leaves no record that names segments which are gone."""
     table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.retain": "0 s"})
     table.full.reload()
     for number in range(10):
@@ -523,7 +523,7 @@ def test_a_unit_that_takes_long_makes_progress(tmp_path: Path, monkeypatch: pyte
 
 
 def run_schedule(table: Table) -> int:
-    """Run the schedule as its loop does; how many loads that makes."""
+    """Run the schedule as its loop does; returns how many loads that makes."""
     table.full.schedule.run_due()
     return table.later.loads()
 
@@ -534,7 +534,7 @@ def run_schedule(table: Table) -> int:
 def test_a_reload_comes_within_its_interval(
     directory: Path, cache_dir: Path, step_s: float, mode: str, restarted: bool
 ) -> None:
-    """PERIODIC: a step does not put the next reload off, nor change their pace, also for a process that begins after it."""
+    """PERIODIC: a step of the clock neither delays the next reload nor changes their pace, also for a process that begins after it."""
     options = {**LIMITED, "lookup.full-cache.periodic-reload.schedule-mode": mode}
     table = Table(directory, cache_dir, options)
     clock = table.host.clock
@@ -560,7 +560,7 @@ def test_a_reload_comes_within_its_interval(
 
 
 def test_timers_after_the_clock_was_set_back(directory: Path, cache_dir: Path) -> None:
-    """What a trigger has scheduled runs once, at its time or when the clock was set back; each timer can be cancelled by itself."""
+    """An action that a trigger has scheduled runs once, at its time or when the clock was set back; each timer can be cancelled by itself."""
     table = Table(directory, cache_dir, CACHE)
     clock, schedule = table.host.clock, table.full.schedule
     ran: list[float] = []

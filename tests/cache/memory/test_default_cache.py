@@ -90,7 +90,7 @@ def switching() -> Iterator[None]:
     "bounds", [{"max_rows": 30}, {"max_rows": UNBOUNDED}, {"max_bytes": 2000, "expire_after_access_s": 60}, None]
 )
 def test_many_threads(bounds: dict[str, int] | None, switching: None, tmp_path: Path) -> None:
-    """From any number of threads no key gets rows of another, and hits and misses add up; None: on disk."""
+    """From any number of threads no key gets rows of another, and hits and misses add up. `bounds` is None for a cache on disk."""
     cache: LookupCache = make_disk_cache(tmp_path / "c") if bounds is None else make_cache(**bounds)
     cache, metrics = opened(cache)
     turns, workers = (8, 3) if bounds is None else (80, 6)

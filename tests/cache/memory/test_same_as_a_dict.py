@@ -143,7 +143,7 @@ STEPS = st.builds(
 
 @contextlib.contextmanager
 def hashing(hashes: str) -> Iterator[None]:
-    """All is small; the hashes are those of the seed, or all alike."""
+    """Sizes inside the cache are small; hashes depend on the seed, or are all alike."""
     with small(), pytest.MonkeyPatch.context() as patch:
         if hashes == "alike":
             patch.setattr(Keys, "hashes", lambda keys, seed: np.zeros(keys.rows, np.uint64))
@@ -162,7 +162,7 @@ def drawn_bounds(draw: st.DrawFn) -> Bounds:
 
 
 class Pair:
-    """A cache and its model, which are told the same and compared after each step."""
+    """A cache and its model, which get the same calls and are compared after each step."""
 
     def __init__(self, kinds: Sequence[pa.DataType], pool: list[tuple[Any, ...]], bounds: Bounds, hashes: str) -> None:
         self.clock = FakeClock()
@@ -299,7 +299,7 @@ def test_a_cache_is_an_ordered_dictionary(kinds: tuple[pa.DataType, ...], data: 
 @fuzzed(3)
 @given(data=st.data())
 def test_other_caches(kinds: tuple[pa.DataType, ...], cache_kind: str, data: st.DataObject) -> None:
-    """What takes one key at a time, and what is on disk, answer as the cache in memory does: keys of every type, absences, nulls."""
+    """A cache of single keys and a cache on disk answer as the cache in memory does: keys of every type, absences, nulls."""
     values = [st.integers(-700_000, 700_000) if pa.types.is_temporal(kind) else scalar_values(kind) for kind in kinds]
     pool = data.draw(st.lists(st.tuples(*values), min_size=1, max_size=8))  # Python has not all times
     keys = data.draw(st.lists(st.tuples(*(value | st.none() for value in values)), max_size=8))

@@ -1,4 +1,4 @@
-"""The partial cache: what one process loaded answers for all of the host, for as long as it is right: the fixtures."""
+"""Fixtures of the partial cache, in which what one process loaded answers for all of the host, for as long as it is right."""
 
 from pathlib import Path
 

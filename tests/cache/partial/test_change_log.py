@@ -56,7 +56,7 @@ class Reader:
 
 
 def differing(fresh: Freshness, old: Freshness, keys: Sequence[int] = range(8)) -> list[int] | None:
-    """Those of the keys whose rows of an earlier lookup may not answer; None: those of no key may."""
+    """The keys whose rows of an earlier lookup may not answer any more; None: no key's rows may."""
     answer = fresh.may_differ(old.version, [pa.array(keys, pa.int64())])
     later = fresh.later_keys(old.version)
     if answer is None:
@@ -70,7 +70,7 @@ def differing(fresh: Freshness, old: Freshness, keys: Sequence[int] = range(8)) 
 
 @WHERE
 def test_rows_are_right_until_their_key_changes(cache_dir: Path, shared: bool) -> None:
-    """One question for each new version, whichever process has it first; none as long as the version stays."""
+    """The table is asked for changes once for each new version, by whichever process has it first, and not while the version stays."""
     table = Table()
     root = cache_dir if shared else None
     readers = [Reader(root, table) for _ in range(2 if shared else 1)]
@@ -114,7 +114,7 @@ def test_how_far_it_reaches_back(cache_dir: Path, shared: bool, sizes: dict[str,
 
 
 def test_a_slow_process_harms_nobody(cache_dir: Path) -> None:
-    """It brings a version that the host has left behind: what the log has covers it, and nobody is asked. What it lacks is asked for."""
+    """A slow process brings a version that the host has left behind. The table is only asked for changes that the log lacks."""
     table = Table()
     reader, slow = Reader(cache_dir, table), Reader(cache_dir, table)
     first = reader.read()
@@ -132,7 +132,7 @@ def test_a_slow_process_harms_nobody(cache_dir: Path) -> None:
 
 
 def test_a_version_that_comes_back(cache_dir: Path) -> None:
-    """The table was set back: all keys have changed, and nobody is asked."""
+    """The table was set back: all keys count as changed, and it is not asked for changes."""
     table = Table()
     reader = Reader(cache_dir, table)
     first = reader.read()
@@ -172,7 +172,7 @@ def _fail(*args: object) -> bool:
 
 
 def test_rows_that_fade_are_merged(process: Process) -> None:
-    """One file is enough. Its rows are then those of the latest version, but for those that have changed."""
+    """A single file is merged if the log will forget its version. Its rows then count as the latest version's, except those that have changed."""
     process.put({1: [1], 2: [2]}, "v1")
 
     def may_differ(version: str, keys: Sequence[pa.Array]) -> Numbers:

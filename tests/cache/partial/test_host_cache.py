@@ -56,7 +56,7 @@ def test_rows_of_other_columns_are_a_miss(process: Process, schema: pa.Schema, v
 
 
 def test_the_wall_clock_is_set_back(cache_dir: Path, clock: FakeClock) -> None:
-    """What was loaded last is the latest all the same, also once it is merged."""
+    """Rows that were loaded last are the latest although the clock was set back, also once they are merged."""
     process = Process(cache_dir, clock)
     process.put({1: [15], 2: [25]})
     clock.wall_s -= 3600
@@ -70,7 +70,7 @@ def test_the_wall_clock_is_set_back(cache_dir: Path, clock: FakeClock) -> None:
 
 
 def test_no_handle_is_left(cache_dir: Path, clock: FakeClock) -> None:
-    """Files that were merged away are let go of at the next look, with their numbers and records, and all of them with the cache."""
+    """At its next look a process closes files that were merged away, and forgets their numbers and records; it closes all files with the cache."""
     writer, reader = Process(cache_dir, clock), Process(cache_dir, clock)
     names: set[str] = set()
     for number in range(12):

@@ -41,7 +41,7 @@ def run_all(*functions: Callable[[], object]) -> None:
 
 
 def test_an_interrupted_load_is_a_failure(cache_dir: Path, source: Source) -> None:
-    """Also where it is not an error of ours, and the keys are free for others."""
+    """A load that ends by KeyboardInterrupt, too, counts as failed, and its keys are free for others."""
     worker = Worker(cache_dir, source)
     source.before = mock.Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -54,7 +54,7 @@ def test_an_interrupted_load_is_a_failure(cache_dir: Path, source: Source) -> No
 def test_entries_are_as_old_as_the_moment_before_their_load(
     cache_dir: Path, clock: FakeClock, source: Source, is_shared: bool
 ) -> None:
-    """What took three seconds to load is three seconds old when it comes, here and for the host; so long the load took."""
+    """Rows that took three seconds to load are three seconds old when they come, here and for the host; so long is the load's time."""
     bounds = dataclasses.replace(NONE, expire_after_write_s=10.0)
     root = cache_dir if is_shared else None
     worker = Worker(root, source, clock, bounds)
@@ -83,7 +83,7 @@ def test_entries_are_as_old_as_the_moment_before_their_load(
 def test_keys_that_are_to_be_forgotten(
     cache_dir: Path, clock: FakeClock, source: Source, is_shared: bool, before: int
 ) -> None:
-    """They, and no others, are loaded again once, by every process, before and after a merge; a load under way is not kept."""
+    """Forgotten keys, and no others, are loaded again once, whichever process looks up, before and after a merge; a load under way is not kept."""
     root = cache_dir if is_shared else None
     worker = Worker(root, source, clock)
     second = Worker(root, source, clock) if is_shared else worker
@@ -121,7 +121,7 @@ def test_keys_that_are_to_be_forgotten(
 def test_calls_are_counted_anew_where_the_directory_was_removed(
     cache_dir: Path, clock: FakeClock, source: Source, before: bool
 ) -> None:
-    """What a process holds is forgotten, whatever number a call has among those since."""
+    """Once the records were removed, the next call makes a process forget what it holds, whatever number that call has."""
     reader, caller = Worker(cache_dir, source, clock), Worker(cache_dir, source, clock)
     source.versions["v1"] = {1: [15]}
     if before:
@@ -140,7 +140,7 @@ RELOADED = {"many keys": [1, 2], "damage": [1, 1, 2, 2], "lost": [1, 2], "a rebo
 def test_what_is_known_of_forgotten_keys_has_an_end(
     cache_dir: Path, clock: FakeClock, source: Source, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it is not known any more which keys they were, all that was loaded before is loaded again; after a reboot it is known."""
+    """Where it is not known any more which keys were forgotten, all that was loaded before is loaded again; after a reboot it is known."""
     worker = Worker(cache_dir, source, clock)
     worker.lookup(1, 2)
     monkeypatch.setattr(invalidations, "_BYTES_AT_MOST", 47 if harm == "many keys" else 48)
@@ -217,7 +217,7 @@ def wait_in_load(source: Source, waiting: Worker, problem: Exception | None = No
 def test_keys_that_two_lack_are_loaded_once(
     cache_dir: Path, source: Source, where: str, hashes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who comes while keys are being loaded waits, and has hits; each key is loaded once, also where all have one hash."""
+    """A caller that comes while keys are being loaded waits, and has hits; each key is loaded once, also where all have one hash."""
     if hashes == "alike":
         monkeypatch.setattr(Keys, "hashes", lambda self, seed: np.zeros(self.rows, np.uint64))
     first, second = two_workers(cache_dir, source, where)
@@ -244,7 +244,7 @@ def test_keys_that_two_lack_are_loaded_once(
 
 @TWO_CALLERS
 def test_when_a_load_fails_the_others_try(cache_dir: Path, source: Source, where: str) -> None:
-    """Who waited for a load that failed loads for itself; the error is for the one whose load it was."""
+    """A caller that waited for a load that failed loads for itself; the error is for the caller whose load it was."""
     first, second = two_workers(cache_dir, source, where)
     loading = wait_in_load(source, second, UfsUnavailableError("injected"))
 
@@ -267,7 +267,7 @@ def test_when_a_load_fails_the_others_try(cache_dir: Path, source: Source, where
 
 
 def test_a_loader_that_does_not_end_is_waited_for_once(cache_dir: Path, clock: FakeClock, source: Source) -> None:
-    """After the time one waits for another its keys are loaded all the same, and from then on at once."""
+    """After the longest wait for another's load its keys are loaded all the same, and from then on at once."""
     worker = Worker(cache_dir, source, clock, wait_s=20.0)
     arrays = [pa.array([1, 2, 5], pa.int64())]
     stuck = Opened(cache_dir).disk.create_claim(SPACE, "v1", np.sort(Keys(arrays).hashes(SEED)).tobytes())
@@ -281,7 +281,7 @@ def test_a_loader_that_does_not_end_is_waited_for_once(cache_dir: Path, clock: F
 
 
 def test_a_thread_that_does_not_end_is_waited_for_once(source: Source) -> None:
-    """So in one process: who has waited for another thread as long as was said loads for itself."""
+    """Within one process, too, a caller that has waited for another thread as long as was said loads for itself."""
     worker = Worker(None, source, wait_s=0.01)
     loading, end = threading.Event(), threading.Event()
 
@@ -301,7 +301,7 @@ def test_a_thread_that_does_not_end_is_waited_for_once(source: Source) -> None:
 
 @pytest.mark.parametrize("broken", ["claims", "locks", "snapshots", "tmp", "all"])
 def test_a_broken_directory_costs_loads_only(cache_dir: Path, source: Source, broken: str) -> None:
-    """Whatever of the directory cannot be written: a process answers by itself, and counts the failures; it shares once that is there again."""
+    """Whatever of the directory cannot be written, a process answers by itself, and counts the failures; it shares once the directory is there again."""
     worker = Worker(cache_dir, source)
     root = cache_dir / "v1"
     for name in [broken] if broken != "all" else ["claims", "locks", "snapshots", "tmp"]:
@@ -326,7 +326,7 @@ def test_a_broken_directory_costs_loads_only(cache_dir: Path, source: Source, br
 
 @TWO_CALLERS
 def test_many_callers_of_few_keys(cache_dir: Path, where: str) -> None:
-    """However many ask at once, in any sets: each key is loaded once, and every answer is right."""
+    """However many callers ask at once, in any sets, each key is loaded once, and every answer is right."""
     source = Source(v1={n: [n, n + 1000] for n in range(30)})
     workers = two_workers(cache_dir, source, where)
 
@@ -371,7 +371,7 @@ def test_nothing_is_claimed_by_who_loads_nothing(opened: Opened) -> None:
 
 
 def test_a_lock_that_is_not_had_costs_single_flight_only(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where another holds the lock for too long, one loads without saying so."""
+    """Where another process holds the lock for too long, a process loads without saying so."""
     monkeypatch.setattr(read_through, "_LOCK_WAIT_S", 0.0)
     lock = Opened(opened.root.parent).disk.acquire("claim", SPACE, 0)
     with make_flights(opened).claim(numbers(1), V1) as first, make_flights(opened).claim(numbers(1), V1) as second:

@@ -39,7 +39,7 @@ Bounded = list[ColumnStats | None]
 
 
 class Process:
-    """What a process of a host knows of a table's versions, whose files have these bounds."""
+    """What a process of a host knows of a table's versions. `bounds`: those of each file."""
 
     def __init__(self, cache_dir: Path | None, bounds: Mapping[str, Bounded], keys: pa.Schema = NUMBER_KEYS) -> None:
         opened = None if cache_dir is None else Opened(cache_dir)
@@ -50,7 +50,7 @@ class Process:
 
     @staticmethod
     def version(*names: str) -> TableVersion:
-        """The version of those files; `a.1` and `a.2` are two states of one."""
+        """The version of these files; `a.1` and `a.2` are two states of one."""
         files = (FileVersion(f"file:///dim/{name.split('.')[0]}", 100, name) for name in names)
         return TableVersion("t", tuple(files))
 
@@ -129,7 +129,7 @@ def test_a_table_that_was_large(cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_many_versions(cache_dir: Path) -> None:
-    """However many versions there were each is known, though not all in memory."""
+    """However many versions there were, each is known, though not all in memory."""
     process = Process(cache_dir, {f"{n}.1": [stats(n, n)] for n in range(60)})
     versions = [process.remember(f"{n}.1", "59.1") for n in range(58)]
     for n in (0, 30, 57, 0):

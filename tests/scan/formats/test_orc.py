@@ -66,11 +66,11 @@ def test_columns_without_names(tmp_path: Path, cache_dir: Path, mode: str) -> No
 
 
 def test_columns_without_names_that_are_not_declared(tmp_path: Path, cache_dir: Path) -> None:
-    """More of them than are declared cannot be told; without a declaration they are called as in the file."""
+    """A file with more unnamed columns than are declared is refused; without a declaration, columns are called as in the file."""
     path = tmp_path / "a.orc"
     orc.write_table(pa.table({"_col0": [1], "_col1": ["a"]}), path)
     assert scan(path, cache_dir).to_pylist() == [{"_col0": 1, "_col1": "a"}]
-    words = r"a.orc has 2 columns without names, but lookup.schema has 1: id: declare all"
+    words = r"a.orc has 2 columns without names, but lookup.schema or .schema.…. has 1: id: declare all"
     with pytest.raises(SchemaError, match=words):
         scan(path, cache_dir, schema="id BIGINT")
     assert scan(path, cache_dir, schema="_col1 BIGINT, _col0 STRING").to_pylist() == [{"_col1": 1, "_col0": "a"}]
@@ -89,7 +89,7 @@ PATCHED = [2030, 2000, 2020, 1000000, *range(2040, 2191, 10)]
     ],
 )  # fmt: skip
 def test_runs_of_numbers(version: int, data: str, expected: list[int]) -> None:
-    """The examples of ORC's specification, alone and behind one another; a stream that ends too soon is none."""
+    """The examples of ORC's specification are decoded, alone and one behind another; a stream that ends too soon is an error."""
     stream = bytes.fromhex(data)
     assert unsigned_numbers(stream * 3, 3 * len(expected), version).tolist() == 3 * expected
     assert unsigned_numbers(stream, len(expected) - 1, version).tolist() == expected[:-1]
@@ -109,7 +109,7 @@ def test_runs_of_numbers(version: int, data: str, expected: list[int]) -> None:
     ],
 )
 def test_lzo(block: bytes, expected: bytes) -> None:
-    """Each kind of instruction; a block that is cut, or longer than it may be, is none."""
+    """Each kind of instruction is decompressed; a block that is cut, or longer than it may be, is an error."""
     assert decompress_lzo(memoryview(block), len(expected)) == expected
     for end in range(len(block)):
         with pytest.raises(ValueError, match="an LZO block"):
@@ -153,7 +153,7 @@ def times_table(seed: int, rows: int) -> pa.Table:
 
 @pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
 def test_times_of_any_year(tmp_path: Path, cache_dir: Path, compression: str) -> None:
-    """Those that no nanoseconds of 64 bits hold, nested, in several stripes; a file of them is as good as any other."""
+    """Times that 64 bits of nanoseconds do not hold are read, nested, in several stripes; a file of them is as good as any other."""
     table = times_table(7, 5000)
     orc.write_table(table, tmp_path / "a.orc", compression=compression, stripe_size=1024, batch_size=1500)
     rows = scan(tmp_path / "a.orc", cache_dir)
@@ -234,7 +234,7 @@ def test_types_that_spark_says(tmp_path: Path, cache_dir: Path) -> None:
 
 
 def spark_columns(spark_type_name: str, kind: pa.DataType) -> pa.Table:
-    """A column that is a number in ORC, and none of what was written; and that as a part of another."""
+    """A column that is a number in ORC, and of another type in Spark; and the same column as a part of a struct."""
     part = pa.field("x", kind, metadata={"spark.sql.catalyst.type": spark_type_name})
     schema = pa.schema([pa.field("n", pa.int64()), part, pa.field("s", pa.struct([part]))])
     return pa.table([[1], [2], [{"x": 3}]], schema)
@@ -256,7 +256,7 @@ REFUSED: list[tuple[bytes, str, str]] = [
 
 @pytest.mark.parametrize(("content", "column", "words"), REFUSED, ids=[f"{words} {name}" for _, name, words in REFUSED])
 def test_a_column_that_cannot_be_read(tmp_path: Path, cache_dir: Path, content: bytes, column: str, words: str) -> None:
-    """It is refused by name when it is read; other columns are read."""
+    """An unreadable column is refused by name when it is read; other columns are read."""
     (tmp_path / "a.orc").write_bytes(content)
     with pytest.raises(SchemaError, match=words):
         scan(tmp_path / "a.orc", cache_dir, columns=f"n, {column}")
@@ -264,7 +264,7 @@ def test_a_column_that_cannot_be_read(tmp_path: Path, cache_dir: Path, content: 
 
 
 def test_rows_without_columns(tmp_path: Path) -> None:
-    """They are counted, though the first column has times that are far away."""
+    """The rows are counted when no column is read, though the first column has times that are far away."""
     (tmp_path / "a.orc").write_bytes(content := orc_file(times_table(1, 100).drop("n")))
     index = OrcIndex(FileVersion("file:///a.orc", len(content), "1"), content, [])
     source = RangesFile(len(content), {}, lambda part: b"")
@@ -272,7 +272,7 @@ def test_rows_without_columns(tmp_path: Path) -> None:
 
 
 def test_damaged_tails() -> None:
-    """What is read here and not by pyarrow is damaged, or says something else; nothing else comes of it."""
+    """A damaged tail, which is read here and not by pyarrow, says something else or is an error for damage; nothing else comes of it."""
     contents = []
     for compression in ("uncompressed", "zlib", "lz4", "zstd"):
         out = io.BytesIO()

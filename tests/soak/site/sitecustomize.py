@@ -1,4 +1,4 @@
-"""Beside faketime: it takes a sleep until a time of the monotonic clock for one of the wall clock, so sleeping is done otherwise."""
+"""Faketime takes a sleep until a time of the monotonic clock for one of the wall clock: beside it, Python sleeps in another way."""
 
 import threading
 import time

@@ -37,7 +37,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapped_from: int) -> 
 def test_an_earlier_version_leaves_nothing_on_the_disk(
     table: Path, tmp_path: Path, restart: Callable[[], None]
 ) -> None:
-    """Its columns stay in memory, because no record would name them."""
+    """The columns of an earlier version stay in memory, because no record would name them."""
     assert opened(table, tmp_path / "cache").version
     before = snapshot_files(tmp_path / "cache")
     for _ in range(2):
@@ -47,7 +47,7 @@ def test_an_earlier_version_leaves_nothing_on_the_disk(
 
 
 def test_statistics_in_many_parts_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of files that are gone are dropped, those of small parts are written again, and each file keeps its own."""
+    """Statistics of files that are gone are dropped, those of small parts are written again, and each file keeps its own."""
     monkeypatch.setattr(base_files, "_PARTS_AT_MOST", 4)
     monkeypatch.setattr(base_files, "_GROUP_ROWS", 16)
     builder = BaseBuilder(None, "t")
@@ -185,7 +185,7 @@ QUOTED = 'a "b"\n'
 
 @pytest.mark.parametrize("name", PARSED)
 def test_statistics_that_are_only_columns(name: str) -> None:
-    """Their texts have the same bounds: as they are, or wider where those of a text are; a bound that no text has is not known."""
+    """Statistics that are only columns become texts of the same bounds, or wider ones where a text's are; a bound that no text has is not known."""
     kind, values = PARSED[name]
     column, counts = pa.struct([(QUOTED, kind)]), pa.struct([(QUOTED, pa.int64())])
     parsed = pa.struct({"numRecords": pa.int64(), "minValues": column, "maxValues": column, "nullCount": counts})

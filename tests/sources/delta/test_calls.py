@@ -65,7 +65,7 @@ def test_what_is_new(remote: Remote, mode: str) -> None:
 
 
 def test_a_host_that_comes_late_starts_from_the_checkpoint(remote: Remote) -> None:
-    """It reads the checkpoint and what follows it, and no other commit."""
+    """A late host reads the checkpoint and what follows it, and no other commit."""
     for number in range(5):
         (remote.local / "_delta_log" / f"{number:020}.json").write_text("not to be read")
     new_host = remote.open("none", "late")
@@ -87,7 +87,7 @@ def test_vectors_and_rewritten_files(remote: Remote) -> None:
 
 
 def test_vectors_that_share_a_file(remote: Remote) -> None:
-    """They are one request, and each is that of its file."""
+    """Vectors in one file are one request, and each is that of its data file."""
     table = remote.open()
     assert table.scan().num_rows == 51
     adds = [*replay_files(remote.local, 5).values()][:3]

@@ -79,7 +79,7 @@ CHANGES = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("change", CHANGES)
 def test_names_that_mean_other_columns(tmp_path: Path, mode: str, change: str) -> None:
-    """What a host has cached by a name is of the column that had it; and so it is when the change is taken back."""
+    """Rows that a host has cached by a name belong to the column that had it then, also when the change is taken back."""
     columns, row = CHANGES[change]
     path, before = tmp_path / "t", [("a", "p1"), ("b", "p2")]
     metadata = write_mapped(path, before, ROWS, MAPPED)
@@ -170,7 +170,7 @@ def test_files_that_say_less_than_the_log(tmp_path: Path, kind: Any, values: pa.
 
 
 def test_partition_values_as_some_writers_have_them(tmp_path: Path) -> None:
-    """One that is not mentioned is null; an instant may say its offset; a float is the float of its digits."""
+    """A partition value that is not mentioned is null; an instant may say its offset; a float is the float of its digits."""
     fields = {"id": "long", "none": "string", "at": "timestamp", "f": "float"}
     parts = {"none": None, "at": "2024-01-01 02:00:00+02:00", "f": "0.1"}
     write_raw(tmp_path / "t", fields, pa.table({"id": [1]}), parts)

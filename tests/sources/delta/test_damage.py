@@ -80,7 +80,7 @@ def test_harm_is_told(path: Path, tmp_path: Path, harm: str) -> None:
 
 @pytest.mark.parametrize("harm", [cut, flip])
 def test_a_damaged_checkpoint_is_skipped(path: Path, tmp_path: Path, harm: Callable[[Path], None]) -> None:
-    """While the commits before it are there; else the error names it. So is a hint that leads nowhere."""
+    """A damaged checkpoint is skipped while the commits before it are there; else the error names it. So is a hint that leads nowhere."""
     harm(first(path, CHECKPOINTS))
     (path / "_delta_log" / "_last_checkpoint").write_text('{"version": 17}')
     assert sorted(opened(path, tmp_path / "cache").scan().column("id").to_pylist()) == [0, 1, 2, 7, 9]
@@ -90,7 +90,7 @@ def test_a_damaged_checkpoint_is_skipped(path: Path, tmp_path: Path, harm: Calla
 
 
 def test_a_checkpoint_of_several_files(path: Path, tmp_path: Path) -> None:
-    """It is used if all of them are there."""
+    """A checkpoint of several files is used if all of them are there."""
     rows = opened(path, tmp_path / "known").scan().num_rows
     older = first(path, CHECKPOINTS)
     DeltaTable(str(path)).create_checkpoint()
@@ -111,7 +111,7 @@ def test_a_checkpoint_of_several_files(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["partial", "full"])
 def test_a_checkpoint_is_no_compaction(tmp_path: Path, mode: str) -> None:
-    """Its actions say that they change no data, of whatever commits they are the sum."""
+    """A checkpoint's actions say that they change no data, though the commits that they sum up did: cached rows are replaced all the same."""
     path = tmp_path / "t"
     write_deltalake(str(path), pa.table({"id": [1], "value": [10]}))
     table = opened(path, tmp_path / "cache", mode, "id")
@@ -162,7 +162,7 @@ def test_a_table_that_was_made_anew(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mode", "form"), [*zip(MODES, ["file://{}", "{}", "FILE://localhost{}"], strict=True)])
 def test_files_of_another_table(tmp_path: Path, mode: str, form: str) -> None:
-    """As shallow clones have them: absolute paths lead to them and their vectors, whatever characters they have; the clone goes on by itself."""
+    """Absolute paths, as in shallow clones, lead to such files and their vectors, whatever characters they have; the clone goes on by itself."""
     original, clone = tmp_path / "a b%ü", tmp_path / "clone"
     write_deltalake(str(original), pa.table({"id": [1, 2]}))
     (add,) = replay_files(original, 0).values()
@@ -190,7 +190,7 @@ def test_files_of_nobody_knows_where(tmp_path: Path, path: str, monkeypatch: pyt
 
 
 def test_what_is_not_understood(path: Path, tmp_path: Path) -> None:
-    """A reader feature, a mode of column mapping, a type, a version that is not there."""
+    """A reader feature, a mode of column mapping, a type and a version that is not there are refused by name."""
     with pytest.raises(errors.VersionGoneError, match="has no version 9: the log has the versions 0 to 4"):
         opened(path, tmp_path / "cache", version=9).scan()
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors", "timeTravel"]}

@@ -241,7 +241,7 @@ def at_once(name: str, run: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def in_bounds() -> Iterator[None]:
-    """Neither time nor memory without end."""
+    """The block takes neither time nor memory without end."""
     started_s = time.process_time()
     with memory_at_most():
         yield
@@ -298,7 +298,7 @@ def judge(
 
 @functools.cache
 def known_statistics() -> set[str]:
-    """What the tables' own commits say: files that statistics rule out are not opened."""
+    """The statistics in the tables' own commits: files that statistics rule out are not opened."""
     lines = [line for shape in SHAPES for file in list_commits(world(shape)[0]).values() for line in file.open()]
     return {add["stats"] for line in lines if (add := json.loads(line).get("add"))}
 
@@ -356,7 +356,7 @@ def other_lines(data: st.DataObject, lines: list[str]) -> list[str]:
 
 
 def hurt_commit(data: st.DataObject, path: Path) -> int:
-    """Of one commit: its bytes, or its lines. Returns from which version on that may be seen, as all of these do."""
+    """Damage one commit: its bytes, or its lines. Returns from which version on that may be seen, as all of these do."""
     versions = sorted(list_commits(path))
     version, other_version = (data.draw(st.sampled_from(versions)) for _ in range(2))
     file = commit(path, version)
@@ -377,7 +377,7 @@ def other_name(name: str) -> st.SearchStrategy[str]:
 
 
 def hurt_checkpoint(data: st.DataObject, path: Path) -> int:
-    """Of one file: another name, other bytes, lines, columns or rows; what is in Parquet with the checksums of those."""
+    """Damage one file of a checkpoint: its name, bytes, lines, columns or rows; a change within Parquet gets the right checksums."""
     log = path / "_delta_log"
     files = sorted([*log.glob("*.checkpoint.*"), *log.glob("_sidecars/*")])
     file = data.draw(st.sampled_from(files))
@@ -422,7 +422,7 @@ def test_two_columns_of_a_checkpoint_with_one_name(name: str) -> None:
 
 
 def hurt_vector(data: st.DataObject, path: Path) -> int:
-    """Its bytes, or what the log says of it; with a checksum, a size or a number of rows of what it is now, or without."""
+    """Damage a vector: its bytes, or what the log says of it. The checksum, the size and the number of rows may be those of the new bytes."""
     version = data.draw(st.sampled_from([4, 5, 6]))
     lines = [json.loads(line) for line in commit(path, version).read_text().splitlines()]
     adds = [line["add"] for line in lines if "deletionVector" in line.get("add", {})]
@@ -528,7 +528,7 @@ def test_a_text_that_is_filled_up() -> None:
 @given(data=st.data())
 @fuzzed(250)
 def test_a_damaged_bitmap(data: st.DataObject) -> None:
-    """With a checksum of what it is now: its rows, if it makes sense, are those of the evaluation."""
+    """A damaged bitmap with the right checksum: its rows, if it makes sense, are those of the evaluation."""
     blob = data.draw(damaged(data.draw(st.sampled_from(bitmaps())), bitmaps()))
     values: set[int] | None = None
     with contextlib.suppress(Exception):

@@ -120,7 +120,7 @@ def test_instants_with_an_offset_that_was_cut(tmp_path: Path, offset: str) -> No
 
 
 def test_a_partition_value_that_is_an_empty_text(table: Path, tmp_path: Path) -> None:
-    """It is null, by the protocol."""
+    """An empty partition value is null, by the protocol."""
     commit = table / "_delta_log" / f"{1:020}.json"
     commit.write_text(commit.read_text().replace('"region":"a b/%=ü"', '"region":""'))
     assert opened(table, tmp_path / "cache", where="region IS NULL").scan().num_rows == 10
@@ -165,7 +165,7 @@ def test_statistics_that_are_rounded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("high", ["a" * 32 + "\ufffd", "a" * 31 + "?\ufffd", "a" * 31 + "\ud83d\ufffd"])
 def test_texts_that_were_cut(tmp_path: Path, high: str) -> None:
-    """What was cut off may be above U+FFFD, or begin with the half of a pair of UTF-16; half a pair rules out nothing."""
+    """The part that was cut off may be above U+FFFD, or begin with half a pair of UTF-16; half a pair rules out nothing."""
     path, name = tmp_path / "t", high[:32].rstrip("?\ud83d") + "\U0001f600" * 9
     write_deltalake(str(path), pa.table({"name": [name]}))
     set_bounds(path, "name", "a", high)
@@ -180,7 +180,7 @@ PLACES = ["minValues.", "maxValues.", "nullCount.", "minValues", "numRecords", "
 
 @pytest.mark.parametrize("place", PLACES)
 def test_statistics_that_are_none(tmp_path: Path, place: str) -> None:
-    """One of the wrong JSON type, or a number that no column holds, bounds nothing and costs nothing: no query loses a row."""
+    """Statistics of the wrong JSON type, and numbers that no column holds, bound nothing and cost nothing: no query loses a row."""
     money = [decimal.Decimal("2.50"), decimal.Decimal("3.50")]
     columns: dict[str, tuple[Any, str]] = {
         "k": ([2, 3], "k = 3"),

@@ -40,7 +40,7 @@ def read_ids(table: Path, cache: Path, at: datetime.datetime) -> list[int]:
 
 
 def test_each_version_has_a_time(tmp_path: Path) -> None:
-    """At the moment of a commit it is there, before it is not; later than all of them is the current version."""
+    """A version is there at the moment of its commit, and not before; later than all of them is the current version."""
     table, cache = tmp_path / "t", tmp_path / "cache"
     write_days(table, 4)
     for day in range(4):

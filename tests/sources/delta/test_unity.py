@@ -232,7 +232,7 @@ def test_another_table_under_the_name(lake: Lake, source: str) -> None:
 
 @pytest.mark.parametrize("clocks", [(0.0, 0.0), (7200.0, -7200.0)])
 def test_credentials_are_renewed(lake: Lake, clocks: tuple[float, float]) -> None:
-    """Five minutes before their end, by the catalog's clock; and when the store says that they have expired. No clock need be right."""
+    """Credentials are renewed five minutes before their end by the catalog's clock, and once the store says that they have expired. No clock need be right."""
     lake.catalog.ahead_s, lake.store.ahead_s = clocks
     lake.create("a")
     table = lake.table()
@@ -281,7 +281,7 @@ def test_a_grant_that_is_revoked(lake: Lake, mode: str) -> None:
 
 
 def test_a_catalog_that_is_silent(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process waits for its answer in vain. Another one does not wait again for a minute; cached rows are answered while the principal is
+    """One process waits for a silent catalog in vain. Another one does not wait again for a minute; cached rows are answered while the principal is
     authorised."""
     lake.create("a")
     cached, asked = lake.table("partial", **CACHED), threading.Event()
@@ -296,7 +296,9 @@ def test_a_catalog_that_is_silent(lake: Lake, monkeypatch: pytest.MonkeyPatch) -
     lake.catalog.fault = say_nothing
     lake.clock.tick(301)
     lake.catalog.count()
-    with pytest.raises(CatalogUnavailableError, match="the Unity catalog 'unity' gave no answer: ReadTimeoutError"):
+    with pytest.raises(
+        CatalogUnavailableError, match=r"the Unity catalog 'unity' gave no answer at http.*: ReadTimeoutError"
+    ):
         cached.get(1)
     assert lake.catalog.count() == [TABLE]
     lake.start("ann")
@@ -312,7 +314,7 @@ def test_a_catalog_that_is_silent(lake: Lake, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_two_principals_on_a_host(lake: Lake) -> None:
-    """They share what is cached only while both may read the table."""
+    """Two principals share what is cached only while both may read the table."""
     lake.create("a")
     assert lake.table("partial", **CACHED).get(1)
     lake.start("bob")
@@ -329,7 +331,7 @@ def test_two_principals_on_a_host(lake: Lake) -> None:
 
 
 def test_a_table_that_names_files_of_another(lake: Lake) -> None:
-    """Its owner decides which files and which id its log names; who may not read the other table gets nothing of that from the host's caches."""
+    """A table's owner decides which files and which id its log names; who may not read the other table gets none of it from the host's caches."""
     lake.create("a")
     assert ids(lake.table("partial")) == [0, 1]
     actions = [json.loads(line) for line in (lake.home / f"a/_delta_log/{0:020}.json").open()]
@@ -354,7 +356,7 @@ def test_a_table_that_names_files_of_another(lake: Lake) -> None:
 def test_credentials_for_google_and_azure(
     lake: Lake, location: str, credentials: dict[str, Any], options: dict[str, str]
 ) -> None:
-    """As their file systems take them, for the table's location, until the end by the catalog's clock."""
+    """Lent credentials are as these file systems take them, for the table's location, until the end by the catalog's clock."""
     lake.catalog.create(NAME, location, "ann")
     lake.catalog.ahead_s = 86400.0
     answer = {**credentials, "expiration_time": int((time.time() + lake.catalog.ahead_s + 600) * 1000)}
@@ -370,7 +372,7 @@ CLIENT = {"UNITY_CATALOG_CLIENT_ID": "client", "UNITY_CATALOG_CLIENT_SECRET": "c
 
 
 def test_a_client_gets_tokens(lake: Lake) -> None:
-    """They are kept until shortly before their end, and replaced if the catalog refuses them."""
+    """A client's tokens are kept until shortly before their end, and replaced if the catalog refuses them."""
     lake.create("a")
     lake.start(None)
     message = r"gives no access without a token .*set UNITY_CATALOG_TOKEN, or UNITY_CATALOG_CLIENT_ID and"
@@ -400,7 +402,7 @@ logins = {"token": "token-of-ann-1"}
 
 
 def of_catalog(url: str) -> dict[str, str]:
-    """What `lookup.credentials` names."""
+    """The function that `lookup.credentials` names."""
     return logins
 
 
@@ -416,7 +418,7 @@ def test_a_function_gives_credentials(lake: Lake) -> None:
 
 
 def test_a_process_that_has_come_to_ask_for_another_principal(lake: Lake) -> None:
-    """What the catalog says to the second one is no leave for processes that still ask for the first."""
+    """What the catalog allows the second principal is no permission for processes that still ask for the first."""
     lake.create("a", "ann", "bob")
     table = lake.table("partial", credentials=f"{__name__}:of_catalog", **CACHED)
     assert table.get(1)
@@ -431,7 +433,7 @@ def test_a_process_that_has_come_to_ask_for_another_principal(lake: Lake) -> Non
 
 
 def test_a_principal_that_changes_during_a_question(lake: Lake) -> None:
-    """The answer is no leave for the first, nor for the second."""
+    """The answer permits nothing to the first principal, nor to the second."""
     lake.create("a")
     names = ["ann"]
     lake.patch.setattr(UnityCatalog, "principal", lambda catalog: names[-1])
@@ -451,7 +453,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"table_type": "VIEW"}, "is a view, whose rows only an engine of the catalog can give"),
     ({"table_type": "MATERIALIZED_VIEW"}, "is a materialized view"),
     ({"table_type": "STREAMING_TABLE"}, "is a streaming table"),
-    ({"table_type": "FOREIGN"}, "is a foreign"),
+    ({"table_type": "FOREIGN"}, "is a foreign table, whose"),
     ({"data_source_format": "CSV"}, "is not a Delta table, but CSV"),
     ({"data_source_format": "ICEBERG"}, r"is an Iceberg table: .*/iceberg-rest, lookup.catalog.warehouse = main and path = travel.airports"),
     ({"row_filter": FILTER}, "has a row filter"),
@@ -460,7 +462,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 def test_what_is_refused(lake: Lake) -> None:
-    """Before any credentials are lent."""
+    """What is not a Delta table that may be read whole is refused before any credentials are lent."""
     for info, error in REFUSED:
         lake.catalog.create(NAME, "s3://bucket/table", "ann", **info)
         lake.refused(NotSupportedError, error)
@@ -473,7 +475,7 @@ def test_errors_tell_apart(lake: Lake) -> None:
     lake.refused(UfsNotFoundError, f"the Unity catalog 'unity' has no table {unknown}", lake.table(name=unknown))
     for uri, message in (
         (f"{lake.catalog.uri}/x", "not as a Unity Catalog does: check lookup.catalog.uri"),
-        ("http://127.0.0.1:1", "gave no answer: .*check lookup.catalog.uri"),
+        ("http://127.0.0.1:1", r"gave no answer at http://127.0.0.1:1/[^?]*: .*check lookup.catalog.uri"),
     ):
         lake.refused(CatalogUnavailableError, message, lake.table(catalog_uri=uri))
     for body in (b"<html>", b"[]", b"{}", b'{"table_type": "EXTERNAL", "data_source_format": "DELTA", "table_id": 5}'):
@@ -533,7 +535,7 @@ def test_credentials_of_the_environment_are_for_one_server(lake: Lake) -> None:
 
 
 def test_a_process_that_is_told_the_version(lake: Lake) -> None:
-    """It asks whether the principal may still read this table, and nothing while what it needs is cached and it was authorised lately."""
+    """A process that was told the version asks whether the principal may still read the table, and nothing while what it needs is cached and authorised lately."""
     lake.create("a")
     options = parse_options({"path": NAME, **lake.options("partial")})
     table, first = lake.table("partial"), lake.runtime.engine(options).reader

@@ -136,7 +136,7 @@ def test_a_version_is_mapped(table: Path, tmp_path: Path, restart: Callable[[], 
 
 
 def test_columns_that_are_lost(table: Path, tmp_path: Path, restart: Callable[[], None], lose: Lose) -> None:
-    """Then the store is asked, and footers are read again."""
+    """Once the columns are lost, the store is asked, and footers are read again."""
     for number in range(3):
         reader = opened(table, tmp_path / "cache", keys="id")
         for key in (15, 16):
@@ -164,7 +164,7 @@ def test_partial_caches_keep_rows_of_unchanged_files(table: Path, tmp_path: Path
 
 
 def test_a_partition_column_gets_another_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then nothing is carried over: the partition of a removed file has no value of the new type."""
+    """Nothing is carried over when the type changes: the partition of a removed file has no value of the new type."""
     monkeypatch.setattr(footers, "_FEW", 64)
     write_files(tmp_path / "t", *range(6), days="1x")
     reader = opened(tmp_path / "t", tmp_path / "cache", mode="partial", keys="id")

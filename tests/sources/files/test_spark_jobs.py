@@ -99,7 +99,7 @@ def test_while_a_job_writes_the_last_version_is_current(
 
 
 def test_a_host_that_knows_no_version_waits(dim: Dim) -> None:
-    """It answers as soon as the job has ended, and fails by the name of the job's directory after lookup.busy-wait."""
+    """A host that knows no version answers as soon as the job has ended; after lookup.busy-wait it fails, and names the job's directory."""
     dim.begin("_temporary/0")
     with pytest.raises(TableBusyError, match="_temporary"):
         dim.site.table({"lookup.busy-wait": "2 s"}, host="new").scan()
@@ -112,7 +112,7 @@ def test_a_host_that_knows_no_version_waits(dim: Dim) -> None:
 
 
 def test_a_dead_job_is_ignored(dim: Dim, caplog: pytest.LogCaptureFixture) -> None:
-    """One in whose directory nothing has changed for lookup.busy-timeout, by the store's clock; a warning names it, once."""
+    """A job is dead if nothing in its directory has changed for lookup.busy-timeout, by the store's clock; a warning names it, once."""
     table = dim.site.table()
     table.scan()
     dim.begin("_temporary/0")
@@ -125,7 +125,7 @@ def test_a_dead_job_is_ignored(dim: Dim, caplog: pytest.LogCaptureFixture) -> No
     dim.site.clock.tick(1)
     for reader in (table, table, dim.site.table(host="new")):
         assert ids(reader.scan()) == [1, 2]
-    dead = [record.getMessage() for record in caplog.records if "died 600 s ago" in record.getMessage()]
+    dead = [record.getMessage() for record in caplog.records if "its job counts as dead" in record.getMessage()]
     assert len(dead) == 2  # one of each host's engine
     assert all(f"{dim.site.path}/_temporary" in message for message in dead)
     dim.begin(".spark-staging-2")

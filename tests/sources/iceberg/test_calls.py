@@ -64,7 +64,7 @@ class Remote(Mirror):
         return opened(name, cache or self.cache, mode, "id", self._catalog, **self.storage, **options)
 
     def calls(self, act: Callable[[], Any]) -> list[str]:
-        """What the catalog is asked meanwhile."""
+        """The calls that the catalog gets meanwhile."""
         if self.kind == "rest":
             before = len(self.rest_catalog.requests)
             act()
@@ -114,7 +114,7 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
 
 @pytest.fixture(params=by_day(["disk-sql", "s3-hint"], 2))
 def remote_v3(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
-    """Of format 3."""
+    """A table of format 3."""
     return _make(request, tmp_path, 3)
 
 
@@ -151,7 +151,7 @@ def test_a_new_snapshot(remote: Remote, mode: str) -> None:
 
 
 def test_a_host_that_comes_late(remote: Remote, tmp_path: Path) -> None:
-    """It reads the newest metadata, its list and the live manifests, whatever was before; the table's process knows nothing of it."""
+    """A late host reads the newest metadata, its list and the live manifests, whatever was before."""
     for path in remote.local.glob("metadata/v*.metadata.json"):
         if path != remote.table.metadata:
             path.unlink()
@@ -208,7 +208,7 @@ def test_each_delete_file_is_read_once(remote_v3: Remote, mode: str, monkeypatch
             remote_v3.commit([deletes[-1], *remote_v3.table.data(rows)])
 
     def rounds() -> list[int]:
-        """Of how many delete files each of the last requests was."""
+        """The number of delete files in each of the last requests."""
         names = {file["file_path"].rpartition("/")[2] for file in deletes}
         counts = [sum(url.rpartition("/")[2] in names for url in urls) for urls in requested_urls]
         requested_urls.clear()

@@ -46,7 +46,7 @@ def make(home: Path, count: int = 3, form: int = 2, **options: Any) -> IcebergTa
 
 
 def check(reader: LookupTable, table: IcebergTable, count: int = 40) -> None:
-    """Its rows are those that the oracle reads, by their ids below `count`."""
+    """Check that a reader finds the rows that the oracle reads, by their ids below `count`."""
     assert as_multiset(reader.get_many([*range(count)]).drop_columns(["key_index"])) == as_multiset(
         read(table.metadata)
     )
@@ -105,7 +105,7 @@ def test_two_catalogs_of_one_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("named", "mode"), WAYS, indirect=["named"])
 def test_a_table_that_was_made_anew(named: Named, mode: str) -> None:
-    """Under its name, in its directory, with metadata of the same name: its rows are those of the new one."""
+    """A table under the same name, in the same directory, with metadata of the same name: the rows are those of the new one."""
     table = make(named.home / "t", publish=named.publish)
     reader, metadata = named.open(table, mode), table.metadata.name
     assert reader.get_many([0, 1, 7]).num_rows == 2
@@ -122,7 +122,7 @@ def test_a_table_that_was_made_anew(named: Named, mode: str) -> None:
 
 
 def test_files_in_several_places(tmp_path: Path) -> None:
-    """`write.data.path`: anywhere, also in names that a URL would escape."""
+    """`write.data.path` may lead anywhere, also to names that a URL would escape."""
     table = IcebergTable.create(tmp_path / "t", COLUMNS)
     files = []
     for number, place in enumerate(("elsewhere", "a b", "a%20b", "k=v#1", "ü", "a+b", "100%")):
@@ -140,7 +140,7 @@ def test_files_in_several_places(tmp_path: Path) -> None:
     "location", ["data/persistent/t", "./t", "hdfs://localhost:20500/test-warehouse/t", "file:/somewhere/t"]
 )
 def test_a_table_that_was_moved(tmp_path: Path, location: str) -> None:
-    """Or was written relative to the writer's directory: what is below the location is below the directory that is opened."""
+    """In a table that was moved, or written relative to the writer's directory, what is below the location is below the directory that is opened."""
     table = IcebergTable.create(tmp_path / "t", COLUMNS, location=location)
     (file,) = table.data([{"id": number, "name": "x"} for number in range(5)])
     table.commit([file])
@@ -183,7 +183,7 @@ BOUNDS = ["none", "whole", "cut"]
 def test_positions_that_spell_paths_otherwise(
     tmp_path: Path, location: str, change: Callable[[str], str], bounds: str
 ) -> None:
-    """With another scheme, with or without a host: they are of the same files; those of files that nobody knows are of none."""
+    """Positions with another scheme, with or without a host, are of the same files; those of files that nobody knows are of none."""
     table = IcebergTable.create(tmp_path / "t", COLUMNS, location=f"{location}/warehouse/t")
     files = [table.data([{"id": number, "name": "x"}, {"id": number + 10, "name": "x"}])[0] for number in range(3)]
     table.commit(files)
@@ -198,7 +198,7 @@ def test_positions_that_spell_paths_otherwise(
 
 @pytest.mark.parametrize("form", ["parquet", "orc"])
 def test_files_without_field_ids(tmp_path: Path, form: str) -> None:
-    """By a name mapping; without one by their places (Parquet) or names (ORC); an empty mapping maps nothing."""
+    """Files without field ids are read by a name mapping; without one by their places (Parquet) or names (ORC); an empty mapping maps nothing."""
     table = IcebergTable.create(tmp_path / "t", {"id": "int", "name": "string", "place": STRUCT})
     table.commit(table.data([{"id": 1, "name": "a", "place": {"x": 5, "y": "q"}}], form, ids=False))
 
@@ -223,7 +223,7 @@ def test_files_without_field_ids(tmp_path: Path, form: str) -> None:
 
 @pytest.mark.parametrize("kind", ["hint", "rest"])
 def test_defaults(rest_catalog: RestCatalog, tmp_path: Path, kind: str) -> None:
-    """Of each type, of columns and of fields in structs, for rows that were written before."""
+    """Rows that were written before have the default, of each type, of columns and of fields in structs."""
     publish, properties = (
         (rest_catalog.publisher("ns.table"), {"type": "rest", "uri": rest_catalog.uri})
         if kind == "rest"
@@ -253,7 +253,7 @@ def test_defaults(rest_catalog: RestCatalog, tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_columns_change_with_a_delete_by_them(tmp_path: Path, mode: str) -> None:
-    """What a cache holds is not what the delete compares: it is of another type, or not there."""
+    """The column that a delete compares is not the one that a cache holds: it is of another type, or not there."""
     table = IcebergTable.create(tmp_path / "t", {"id": "int", "a": "int", "b": "int"})
     table.commit(table.data([{"id": number, "a": number, "b": number} for number in range(10)]))
     reader = opened(table.home, tmp_path / "cache", mode, "id")
@@ -321,7 +321,7 @@ def test_many_upserts(tmp_path: Path, mode: str, seed: int) -> None:
 
 @pytest.mark.parametrize(("spec", "mode"), by_day(itertools.product([(), [("k", "truncate[10]")]], MODES), 2))
 def test_decimals_of_more_than_28_digits(tmp_path: Path, mode: str, spec: Any) -> None:
-    """Their bounds are exact, although Python's own arithmetic rounds to 28 digits."""
+    """Bounds of long decimals are exact, although Python's own arithmetic rounds to 28 digits."""
     table = IcebergTable.create(tmp_path / "t", {"k": "decimal(38, 10)", "v": "int"}, spec=spec)
     texts = ("5000000001", "9999999999", "4999999995")
     values = [Decimal(f"1234567890123456789012345678.{text}") for text in texts]
@@ -340,7 +340,7 @@ def test_decimals_of_more_than_28_digits(tmp_path: Path, mode: str, spec: Any) -
     by_day(itertools.product(MODES, ["equality", "positions", "vectors"], [True, False]), 4),
 )
 def test_a_file_that_is_added_again(tmp_path: Path, mode: str, kind: str, read_between: bool) -> None:
-    """What was deleted of it before is back, whether or not this host saw it gone: it has a later sequence number than the deletes."""
+    """Rows that were deleted from the file are back, whether or not this host saw it gone: it now has a later sequence number than the deletes."""
     table = IcebergTable.create(tmp_path / "t", COLUMNS, 3)
     first = table.data([{"id": 1, "name": "a"}, {"id": 2, "name": "a"}])
     second = table.data([{"id": 1, "name": "b"}, {"id": 3, "name": "b"}])
@@ -383,7 +383,7 @@ def test_values_of_partitions_are_told_by_field_ids(tmp_path: Path, change: str)
 def test_a_hint_that_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str, has_version: bool
 ) -> None:
-    """It changes between the look at it and its read; or is empty, or away, for the moment that its writer takes."""
+    """The hint changes between the look at it and its read; or is empty, or away, for the moment that its writer takes."""
     table = make(tmp_path / "t")
     hint = table.home / "metadata" / "version-hint.text"
     reader = opened(table.home, tmp_path / "cache", "none", "id")
@@ -419,7 +419,7 @@ OTHER_STORES = {
 
 
 def test_a_file_of_another_store() -> None:
-    """It is refused, and named, before any store is asked."""
+    """A file of another store is refused by name before any store is asked."""
     for root, files in OTHER_STORES.items():
         for file in files:
             message = rf"^{root}: its metadata names {file}, a file in a different store from the table's, which is not supported: read the table with"

@@ -36,7 +36,7 @@ Begin = Callable[[int], None]
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch, restart: Callable[[], None], mapped_from: int) -> Begin:
-    """What is opened from now on is of another process, which has so many files as columns."""
+    """Begins another process, in which tables have their files as columns from `count` files on."""
 
     def begin(count: int = 10) -> None:
         monkeypatch.setattr(IcebergSource, "mapped_from", count)
@@ -70,7 +70,7 @@ def describe(file: FileVersion) -> dict[str, Any]:
 
 
 def compare(actual: TableVersion, alone: TableVersion) -> None:
-    """Both versions have the same files, which are described in the same words."""
+    """Check that both versions have the same files, described in the same words."""
     assert actual.metadata == alone.metadata
     by_url = lambda description: (description["file"][0], description["file"][2])  # noqa: E731
     assert sorted(map(describe, actual.files), key=by_url) == sorted(map(describe, alone.files), key=by_url)
@@ -96,7 +96,7 @@ def make_predicates(table: Iceberg, rng: random.Random) -> list[Predicate]:
 
 
 def check_pruning(version: TableVersion, nodes: Sequence[Predicate]) -> None:
-    """Of many files those are ruled out that are ruled out alone."""
+    """Check that of many files those are ruled out that are ruled out alone."""
     assert isinstance(version.files, ColumnFiles) and version.metadata is not None
     _, partitions = version.metadata.columns
     for node in nodes:
@@ -170,7 +170,7 @@ def large(tmp_path: Path) -> LargeIceberg:
 def test_a_pinned_snapshot_has_its_own_columns(
     large: LargeIceberg, tmp_path: Path, process: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of the current version stay as they are, whoever reads an earlier one."""
+    """The columns of the current version stay as they are, whoever reads an earlier one."""
     monkeypatch.setattr(snapshots, "_TAIL_AT_MOST", 4)
     first, before = large.version(), large.rows()
     large.table.commit(rewrite=True)

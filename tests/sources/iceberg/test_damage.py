@@ -83,7 +83,7 @@ MISSING = (errors.VersionGoneError, errors.UfsNotFoundError)
 @pytest.mark.parametrize("harm", [cut, Path.unlink], ids=["cut", "missing"])
 @pytest.mark.parametrize("which", FILES)
 def test_harm_is_told(table: IcebergTable, tmp_path: Path, which: str, harm: Callable[[Path], None]) -> None:
-    """By the name of the file, and of the snapshot that needs it."""
+    """Damage is told by the name of the file, and of the snapshot that needs it."""
     path, mode = FILES[which](table), ("none", "full")[[*FILES].index(which) % 2]
     path.write_bytes(path.read_bytes()[:20]) if which == "vector" and harm is cut else harm(path)
     with pytest.raises((errors.DamagedFileError, *MISSING)) as caught:
@@ -95,7 +95,7 @@ def test_harm_is_told(table: IcebergTable, tmp_path: Path, which: str, harm: Cal
 
 @pytest.mark.parametrize("change", ["checksum", "cardinality", "no place", "two"])
 def test_a_vector_that_is_damaged(tmp_path: Path, change: str) -> None:
-    """Its bytes, or what the manifest says of it; or there are two of one file."""
+    """A vector's bytes are damaged, or what the manifest says of it; or there are two vectors of one file."""
     table = IcebergTable.create(tmp_path / "t", COLUMNS, 3)
     (file,) = table.data([{"id": number, "name": "x"} for number in range(5)])
     table.commit([file])
@@ -150,7 +150,7 @@ CATALOG_FAULTS: list[tuple[Callable[[], Any], str]] = [
 def test_a_catalog_that_fails(
     rest_catalog: RestCatalog, tmp_path: Path, fault: Callable[[], Any], message: str
 ) -> None:
-    """In UFS mode an error that names it; in CACHE mode the last version, counted, also of a table that is opened anew."""
+    """A failing catalog is an error that names it; in CACHE mode the last version answers, counted, also for a table that is opened anew."""
     table = write(tmp_path / "t", rest_catalog.publisher("ns.table"))
 
     def readers(host: str) -> list[LookupTable]:
@@ -209,7 +209,7 @@ def test_what_a_catalog_does_not_know(rest_catalog: RestCatalog, tmp_path: Path)
 
 
 def test_credentials_are_refused_and_not_shown(tmp_path: Path) -> None:
-    """Those of a catalog's store, too; and a password in its address."""
+    """Credentials of a catalog, or of its store, are refused as options; neither they nor a password in the catalog's address is shown."""
     for name in ("token", "s3.secret-access-key", "adls.account-key", "password"):
         with pytest.raises(errors.OptionError, match=rf"lookup\.catalog\.{name} looks like a credential") as caught:
             ids("ns.table", tmp_path / "cache", catalog={"uri": "http://127.0.0.1:9", name: "hidden-treasure"})
@@ -264,7 +264,7 @@ def _varint(number: int) -> bytes:
 @pytest.mark.parametrize("which", ["list", "manifest"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_lengths_that_lie(table: IcebergTable, tmp_path: Path, which: str, packed: bool) -> None:
-    """Of a block, or of a text in one: nothing beyond the end is read."""
+    """If the length of a block, or of a text in one, is wrong, nothing beyond the end is read."""
     path = FILES[which](table)
     rows = rewrite(path, "deflate" if packed else "null")
     data = path.read_bytes()
@@ -285,7 +285,7 @@ def test_lengths_that_lie(table: IcebergTable, tmp_path: Path, which: str, packe
 def test_what_decompresses_to_more_than_is_read(
     table: IcebergTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is refused by name, before it is in memory; manifests of either codec are read if there is room for them."""
+    """A file that decompresses to more is refused by name, before it is in memory; manifests of either codec are read if there is room for them."""
     path = FILES["list"](table)
     for codec in ("deflate", "bzip2"):
         rewrite(path, codec)
@@ -301,7 +301,7 @@ def test_what_decompresses_to_more_than_is_read(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("which", FILES)
 def test_bytes_that_are_others(table: IcebergTable, tmp_path: Path, which: str) -> None:
-    """The right rows, or an error of the package that names the file: for a host that has never seen the table."""
+    """The rows are right, or an error of the package names the file: for a host that has never seen the table."""
     path = FILES[which](table)
     whole = path.read_bytes()
     count = iter(range(10**9))

@@ -81,7 +81,7 @@ class World:
         self.store.ahead_s += seconds
 
     def take_requests(self) -> list[tuple[str, str]]:
-        """What the catalog was asked since the last time, and by whom."""
+        """The requests that the catalog got since the last call, and of whom."""
         requests = list(self.catalog.asked)
         self.catalog.asked.clear()
         return requests
@@ -154,7 +154,7 @@ class Process:
             return [1 + place for place in matches.keys.tolist()]
 
     def plan(self, mode: str) -> Callable[["Process"], list[int]]:
-        """What a process reads of a scan that this one has planned."""
+        """Plan a scan in this process. Returns a function that reads it in another one."""
         with self.running():
             options = parse_options({"path": "ns.table", **self.options(mode, **{"version-at": "PLAN"})})
             reader = pyspark_lookup.lookup.runtime.runtime().engine(options).reader
@@ -202,7 +202,7 @@ def world(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_worker_asks_only_when_it_must(world: World, mode: str) -> None:
-    """Not while the bytes are there and its principal was authorised a short time ago; otherwise one process of the host asks."""
+    """A worker does not ask while the bytes are there and its principal was authorised a short time ago; otherwise one process of the host asks."""
     driver = world.process()
     token = driver.issue(mode)
     assert driver.look_up(token, mode) == [1, 2, 3]
@@ -227,7 +227,7 @@ def test_a_worker_asks_only_when_it_must(world: World, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", by_day(["partial", "none", "full"], 2))
 def test_a_principal_who_may_see_the_definition_only(world: World, mode: str) -> None:
-    """The catalog answers it, but lends it nothing: it gets no cached rows, in no way to read."""
+    """The catalog answers such a principal, but lends it nothing: the principal gets no cached rows, in whatever way it reads."""
     alice = world.process()
     token, read = alice.issue(mode), alice.plan(mode)
     for more in ({}, CACHED[mode]):
@@ -251,7 +251,7 @@ def test_a_principal_who_may_see_the_definition_only(world: World, mode: str) ->
 
 
 def test_a_table_that_names_files_of_another(world: World) -> None:
-    """Its owner decides which files and which id it names; who may not read the other table gets nothing of that from the host's caches."""
+    """A table's owner decides which files and which id it names; who may not read the other table gets none of it from the host's caches."""
     alice = world.process()
     files = world.table.table.data([{"id": 2, "name": "secret"}])
     world.table.table.commit(files)
@@ -279,7 +279,7 @@ def test_credentials_that_are_consent(prefix: str) -> None:
 
 
 def test_credentials_for_another_place_are_no_consent(world: World) -> None:
-    """Nor are those that have ended; then the store decides."""
+    """Credentials for another place are no consent, nor are those that have ended; then the store decides."""
     alice = world.process()
     token, read = alice.issue("partial"), alice.plan("partial")
     assert alice.look_up(token, "partial") == read(alice) == [1, 2, 3]
@@ -330,7 +330,7 @@ def test_a_catalog_that_lends_nothing(world: World) -> None:
 
 @pytest.mark.parametrize("mode", by_day(["none", "full", "partial"], 2))
 def test_a_name_that_means_another_table(world: World, mode: str) -> None:
-    """What was planned on the first one reads no cached rows of it once the time is over; new queries read the second."""
+    """Queries that were planned on the first table read none of its cached rows once the time is over; new queries read the second."""
     alice = world.process()
     token, read = alice.issue(mode), alice.plan(mode)
     cached = alice.open(mode, **CACHED[mode])
@@ -351,7 +351,7 @@ def test_a_name_that_means_another_table(world: World, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_grant_that_is_revoked(world: World, mode: str) -> None:
-    """Ends what its principal gets of the host's caches: of the current version at once, of known versions within five minutes."""
+    """A revoked grant ends what its principal gets of the host's caches: of the current version at once, of known versions within five minutes."""
     alice, bob = world.process(), world.process("bob")
     current, cached = alice.open(mode), alice.open(mode, **CACHED[mode])
     token = alice.issue(mode)
@@ -391,7 +391,7 @@ def test_a_refusal_is_known_to_the_whole_host(world: World) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_catalog_that_is_down(world: World, mode: str) -> None:
-    """An error that names it; in CACHE mode, the last version for as long as the principal was authorised."""
+    """A catalog that is down is an error that names it; in CACHE mode, the last version answers for as long as the principal was authorised."""
     alice = world.process()
     current, cached = alice.open(mode), alice.open(mode, **CACHED[mode])
     token = alice.issue(mode)
@@ -411,7 +411,7 @@ def test_a_catalog_that_is_down(world: World, mode: str) -> None:
 
 @pytest.mark.parametrize("reads_cache", [True, False])
 def test_a_catalog_that_is_silent(world: World, monkeypatch: pytest.MonkeyPatch, reads_cache: bool) -> None:
-    """One process of the host waits for its answer in vain; the others do not wait again for a minute, and get no rows that they may not get."""
+    """One process of the host waits for the catalog's answer in vain; the others do not wait again for a minute, and get no rows that they may not get."""
     processes = [world.process() for _ in range(5)]
     arrived, calls, acquire = threading.Semaphore(0), [0], Disk.acquire
 
@@ -478,7 +478,7 @@ def test_a_catalog_that_is_silent(world: World, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize(("ahead_s", "in_config"), [(86400.0, False), (-86400.0, True)])
 def test_credentials_that_end_in_mid_scan(world: World, ahead_s: float, in_config: bool) -> None:
-    """They are renewed once, whatever the catalog's clock and the store's say to the host's; each file is read."""
+    """Credentials that end in mid-scan are renewed once, whatever the catalog's clock and the store's say to the host's; each file is read."""
     world.catalog.ahead_s = world.store.ahead_s = ahead_s
     world.catalog.in_config = in_config  # such a catalog does not answer the question for credentials alone
     world.catalog.endpoints = world.catalog.endpoints[: 1 if in_config else 2]
@@ -523,7 +523,7 @@ def test_a_catalog_without_grants(world: World, tmp_path: Path) -> None:
 
 
 def test_a_catalog_that_is_asked_at_its_endpoint(world: World) -> None:
-    """`client.refresh-credentials-endpoint`; but no other host gets this process's token."""
+    """The catalog is asked at `client.refresh-credentials-endpoint`; but no other host gets this process's token."""
     world.catalog.endpoints = world.catalog.endpoints[:1]
     place, ids = "v1/namespaces/ns/tables/table/credentials", [1, 2, 3]
     servers = [("", "credentials"), (world.catalog.uri, "credentials"), ("http://other.example", "table")]
@@ -615,7 +615,7 @@ CONDITIONS: list[tuple[dict[str, Any], str]] = [
 
 
 def test_conditions_that_are_not_met(world: World) -> None:
-    """They are refused by name, also where the rows are cached and the catalog need not be asked for the version."""
+    """A table with conditions is refused by name, also where the rows are cached and the catalog need not be asked for the version."""
     alice = world.process()
     cached = alice.open("partial", **CACHED["partial"])
     assert alice.ids(cached) == [1, 2, 3]
@@ -630,7 +630,7 @@ def test_conditions_that_are_not_met(world: World) -> None:
 
 @pytest.mark.parametrize("is_stated", [False, True])
 def test_a_location_that_is_not_covered(world: World, is_stated: bool) -> None:
-    """By what the catalog says of the credentials, or by what the store says to them; the process's own are not tried instead."""
+    """The catalog says that the credentials do not cover it, or the store does; the process's own credentials are not tried instead."""
     other_table = world.make("other")
     alice = world.process()
     if is_stated:
@@ -645,7 +645,7 @@ def test_a_location_that_is_not_covered(world: World, is_stated: bool) -> None:
 
 
 def test_two_catalogs_of_one_name(world: World) -> None:
-    """Of one URI, of which each principal sees another table under the name: nobody gets the rows of the other, also in CACHE mode."""
+    """Under one URI each principal sees another table of the name: nobody gets the rows of the other, also in CACHE mode."""
     hidden = world.make("hidden")
     hidden.write([{"id": 2, "name": "hidden"}])
     world.catalog.grants.add(("bob", "ns.hidden"))
@@ -694,7 +694,7 @@ def test_how_often_a_catalog_is_asked(world: World, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_tells_a_principal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Also the files from which clients of clouds take credentials; where these may come from elsewhere, each process is one of its own."""
+    """Files from which clients of clouds take credentials count, too; where credentials may come from elsewhere, each process is a principal."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.delenv(name, raising=False)
@@ -718,7 +718,7 @@ def test_what_tells_a_principal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_the_command_line(world: World, run: Run) -> None:
-    """It calls the table by its URL, and shows no property of the catalog; `warm`, `advise`, `stats`, `report`, `serve-metrics`, `check`."""
+    """`warm`, `advise`, `stats`, `report`, `serve-metrics` and `check` call the table by its URL, and show no property of the catalog."""
     alice, url, page, prom = world.process(), "catalog://tests/ns.table", world.home / "page.html", world.home / "prom"
     names = ["ns.table"]
     for name in ("catalog", "catalog.type", "catalog.uri", "keys", "storage.endpoint_url"):

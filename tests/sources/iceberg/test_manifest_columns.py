@@ -100,7 +100,7 @@ def make(path: Path, rng: random.Random, version: int, count: int) -> tuple[Mani
 
 @pytest.mark.parametrize("seed", seeds(2))
 def test_manifests_as_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Of several manifests with other partitions and schemas, in batches of any size."""
+    """Several manifests with other partitions and schemas give the same by either decoder, in batches of any size."""
     rng = random.Random(seed)
     monkeypatch.setattr(manifest_columns, "_BATCH_RECORDS", rng.choice([1, 3, 1024]))
     monkeypatch.setattr(manifest_columns, "_BATCH_BYTES", rng.choice([1, 20_000, 2**23]))
@@ -189,7 +189,7 @@ def test_damaged_manifests(tmp_path: Path) -> None:
 
 
 def test_no_entry_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapped_from: int) -> None:
-    """For the data files of a large table."""
+    """Manifests of a large table are decoded without an object for each entry."""
     table = IcebergTable.create(tmp_path / "t", {"id": "int", "name": "string"}, 2)
     for start in range(0, 60, 20):
         files = [table.data([{"id": number, "name": "x"}]) for number in range(start, start + 20)]

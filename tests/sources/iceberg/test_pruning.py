@@ -126,7 +126,7 @@ def test_specs_that_evolved(tmp_path: Path, form: int) -> None:
 
 
 def test_bounds(tmp_path: Path) -> None:
-    """Of four files of five rows each."""
+    """Bounds rule out those of four files that cannot have a value."""
     table = IcebergTable.create(tmp_path / "t", COLUMNS)
     for start in range(0, 20, 5):
         table.commit(table.data(ROWS[start : start + 5]))

@@ -27,7 +27,7 @@ class Clocked(IcebergTable):
 
 @pytest.fixture
 def table(tmp_path: Path) -> Clocked:
-    """Of four snapshots, each with the rows of those before it."""
+    """A table of four snapshots, each with the rows of those before it."""
     clocked = Clocked.create(tmp_path / "t", {"id": "int", "name": "string"})
     for number in range(4):
         clocked.commit(clocked.data([{"id": number, "name": f"n{number}"}]))
@@ -52,7 +52,7 @@ def ids(table: Clocked, mode: str = "none", **pin: Any) -> list[int]:
 
 
 def test_names_that_are_none(table: Clocked) -> None:
-    """The error says which there are."""
+    """The error says which names there are."""
     table.add_tag("release")
     table.add_branch("dev")
     for pin, names in (
@@ -70,7 +70,7 @@ def test_names_that_are_none(table: Clocked) -> None:
 
 
 def test_each_version_has_a_time(table: Clocked) -> None:
-    """From the moment that it became the current one, by the snapshot log, whose order counts: also by a rollback."""
+    """A version is there from the moment that it became the current one, by the snapshot log, whose order counts: also by a rollback."""
     table.set_current(snapshots(table)[1])
     table.commit(table.data([{"id": 10, "name": "after"}]))
     rows = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1], [0, 1, 10]]
@@ -91,7 +91,7 @@ def test_each_version_has_a_time(table: Clocked) -> None:
 
 
 def test_what_was_expired(table: Clocked) -> None:
-    """It is named, and the newest that there are; what a tag names stays."""
+    """An expired snapshot is an error that names it and the newest that there are; a snapshot that a tag names stays."""
     table.add_tag("kept")
     table.meta["refs"]["kept"]["snapshot-id"] = snapshots(table)[1]
     table.save()
@@ -110,7 +110,7 @@ def test_what_was_expired(table: Clocked) -> None:
 
 
 def test_a_table_without_refs_or_log(table: Clocked) -> None:
-    """As formats 1 and 2 allow."""
+    """Formats 1 and 2 allow a table without refs, and without a log of snapshots."""
     for name in ("refs", "snapshot-log"):
         table.meta.pop(name)
     table.save()

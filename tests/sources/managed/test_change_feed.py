@@ -32,7 +32,7 @@ def test_the_rows_there_are_have_the_positions_of_their_commits(site: Site) -> N
 
 
 def test_kinds_of_changes(site: Site) -> None:
-    """Each kind of write, by the keys of its time; none of a compaction, one of a transaction; who wants added rows meets no others."""
+    """Each kind of write, by the keys of its time; none of a compaction, one of a transaction; a reader of added rows meets no others."""
     table = site.created(OFF)
 
     def transaction() -> int | None:
@@ -73,7 +73,7 @@ def read_changes(site: Site, **more: str) -> list[dict[str, Any]]:
 
 
 def test_changes_between_two_versions(site: Site) -> None:
-    """Both versions included, they are what a stream gives, with the time at which the store has their commit, whatever the writer's clock."""
+    """The changes, of both versions too, are what a stream gives, with the time at which the store has their commit, whatever the writer's clock."""
     site.resize(log_page=7)
     table = site.created(OFF)
     positions = [table.write(rows(1, 2))]
@@ -114,7 +114,7 @@ NO_CHANGES: list[tuple[dict[str, str], type[Exception], str]] = [
 
 
 def test_changes_that_there_are_not(site: Site) -> None:
-    """They are refused by name, as are other uses of a table that reads changes, and changes of a table that has none."""
+    """Changes that do not exist are refused by name, as are other uses of a table that reads changes, and changes of a table that has none."""
     site.created(OFF).write(rows(1))
     for options, kind, message in NO_CHANGES:
         with pytest.raises(kind, match=message):

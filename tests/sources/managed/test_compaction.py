@@ -47,7 +47,7 @@ def folds(state: TableState) -> list[int]:
 
 @pytest.mark.parametrize("keys", ["id", None])
 def test_many_small_files_become_one(site: Site, keys: str | None) -> None:
-    """It leaves one file in the order of the keys, with every row and no deleted one; a second compaction finds nothing to do."""
+    """A compaction leaves one file in the order of the keys, with every row and no deleted one; a second one finds nothing to do."""
     table = site.table(OFF if keys is None else {**OFF, "lookup.keys": keys})
     for low in (200, 0, 100):
         table.write(of_ids(low, low + 100))
@@ -114,7 +114,7 @@ def test_rows_are_folded_in_parts(site: Site, keys: dict[str, list[Any]], size: 
 
 
 def test_writes_beside_a_compaction(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is appended, upserted and deleted while it runs stays so, also for who has cached rows of before it."""
+    """What is appended, upserted and deleted while a compaction runs stays so, also for readers that have cached rows of before it."""
     table = appended(site, 2)
     readers = [site.table(mode, host) for mode in MODES.values() for host in ("b", "c")]
     keys = pa.table({"id": range(45)})
@@ -138,7 +138,7 @@ def test_writes_beside_a_compaction(site: Site, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_two_compactions_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One wins; the other finds its rows folded already, and then nothing to do."""
+    """One compaction wins; the other finds its rows folded already, and then nothing to do."""
     table, second = appended(site, 3), site.table(OFF, host="b")
     beside(site, monkeypatch, second.compact)
     table.compact()
@@ -147,7 +147,7 @@ def test_two_compactions_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_list_of_some_of_what_was_folded(site: Site) -> None:
-    """It is answered from the writes' own files; where a delete came after the compaction it is refused, as nobody knows what it hides."""
+    """A list of some writes is answered from their own files; where a delete came after the compaction it is refused, as nobody knows what that hides."""
     table = site.created(OFF)
     for id_ in (1, 2, 3):
         table.write(rows(id_))
@@ -187,7 +187,7 @@ def test_keys_that_were_changed(site: Site) -> None:
 
 
 def test_commits_compact(site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After lookup.write.compact-after small writes the one who commits folds them; not one before; with 0 nobody does."""
+    """The last of lookup.write.compact-after small writes folds them; none before does; with 0 nobody does."""
     table = site.created({"lookup.write.compact-after": "5"})
     for id_ in range(4):
         table.upsert(rows(id_))
@@ -298,7 +298,7 @@ def test_a_table_that_sees_to_itself(site: Site) -> None:
 
 
 def test_vacuum_removes_orphans(site: Site) -> None:
-    """What failed attempts have left goes; what an open write has put stays, and what is not its own: checkpoints, notes, another table."""
+    """Files that failed attempts have left go; those of an open write stay, and so does what is not a write's: checkpoints, notes, another table."""
     table = site.created(OFF)
     table.write(rows(1))
     writer = site.writer()

@@ -18,7 +18,7 @@ def list_rows(table: LookupTable) -> str:
 
 @pytest.mark.parametrize("keys", ["name", None])
 def test_rows_of_which_it_is_true(site: Site, keys: str | None) -> None:
-    """Not those of which it is null. Readers of each kind, changes, older versions and compactions have it so; without such rows no commit."""
+    """A row is deleted if the predicate is true of it, not if it is null. Readers of each kind, changes, older versions and compactions agree."""
     site.resize(row_group_rows=(1, 1), row_group_bytes=1)
     table = site.table(OFF if keys is None else {**OFF, "lookup.keys": keys})
     table.write(pa.table({"id": [1, 1, 2, None, 3], "name": ["a", "b", "a", "b", None]}, SCHEMA))
@@ -51,7 +51,7 @@ WRITES: dict[str, tuple[Callable[[Site, LookupTable], Any], str]] = {
 
 @pytest.mark.parametrize("operation", WRITES)
 def test_earlier_commits_of_others(site: Site, operation: str) -> None:
-    """It is deleted as well; after an overwrite the delete is refused, and nothing of it is seen."""
+    """Matching rows of earlier commits are deleted as well; after an overwrite the delete is refused, and nothing of it is seen."""
     table = site.created(OFF)
     table.write(rows(1, 2))
     table.write(rows(3, 4, name="b"))
@@ -75,7 +75,7 @@ def test_earlier_commits_of_others(site: Site, operation: str) -> None:
 
 @pytest.mark.parametrize("keys", ["id", None])
 def test_a_compaction_that_is_under_way(site: Site, keys: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins again: of two rows with one key it cannot tell which was deleted."""
+    """The compaction begins again: of two rows with one key it cannot tell which was deleted."""
     table = site.table(OFF if keys is None else {**OFF, "lookup.keys": keys})
     for name in ("a", "b"):
         table.write(rows(1, 2, name=name))
@@ -86,7 +86,7 @@ def test_a_compaction_that_is_under_way(site: Site, keys: str | None, monkeypatc
 
 
 def test_a_compaction_that_is_under_way_for_pages_of_the_log(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins again, too, where the delete is no longer in the log's state: another compaction has folded it since."""
+    """The compaction begins again, too, if the delete is no longer in the log's state: another compaction has folded it since."""
     site.resize(log_page=7, compact_bytes=2000)
     table, second = site.created(OFF), site.table(OFF, host="b")
     for low in (10, 110):
@@ -116,7 +116,7 @@ NO_PREDICATES: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 def test_what_is_none(site: Site) -> None:
-    """It is refused by name, and nothing comes into the log."""
+    """What is not a predicate is refused by name, and nothing comes into the log."""
     table = site.created(OFF)
     table.write(rows(1))
     position = site.state().position

@@ -119,7 +119,7 @@ def test_foreign_files_stay(site: Site, tmp_path: Path, place: str, kind: str, o
 
 
 def test_objects_of_others_below_a_write_stay(s3: S3Server) -> None:
-    """As on a disk: what others have put below the prefix of a write stays as it commits, and as it is aborted."""
+    """What others have put below the prefix of a write stays as it commits, and as it is aborted, as on a disk."""
     s3.client.create_bucket(Bucket="others")
     keys = [f"t/write-{number:020d}/{name}" for number in range(1, 4) for name in FOREIGN_NAMES]
     table = LookupTable("s3://others/t", {"lookup.keys": "id", "lookup.storage.endpoint_url": s3.endpoint})

@@ -21,7 +21,7 @@ def named(table: pa.Table) -> list[tuple[int, str]]:
 
 
 def test_a_delete_by_other_keys_beside_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys that are altered there and back while it runs, and a delete between."""
+    """While a compaction runs, keys are altered there and back, and rows deleted between by the other keys."""
     table = site.created(OFF)
     table.write(rows(1, name="x"))
     table.write(rows(2, name="y"))
@@ -125,7 +125,7 @@ def test_an_append_beside_an_upsert_stays(site: Site) -> None:
 
 
 def test_an_overwrite_beside_an_append(site: Site) -> None:
-    """What stays beside an overwrite, for it began later, is looked into for its keys."""
+    """Rows that stay beside an overwrite, because they came later, are searched for its keys."""
     table = site.created(UNIQUE)
     writer = site.writer(UNIQUE, host="b")
     job = writer.begin(SCHEMA, WriteMode.OVERWRITE)
@@ -138,7 +138,7 @@ def test_an_overwrite_beside_an_append(site: Site) -> None:
 
 
 def test_a_transaction_that_others_have_aborted(site: Site) -> None:
-    """After its timeout it reads nothing that would lack its own writes."""
+    """After its timeout a transaction reads nothing that would lack its own writes."""
     table = site.created(OFF)
     table.write(rows(1, 2))
     t = table.transaction()
@@ -156,7 +156,7 @@ def test_a_transaction_that_others_have_aborted(site: Site) -> None:
 
 
 def test_a_table_that_is_made_anew_as_a_write_ends(site: Site) -> None:
-    """Its writers are refused by name, and remove none of the new table's files, which lie in directories of the same names."""
+    """Writers of the old table are refused by name, and remove none of the new table's files, which lie in directories of the same names."""
     table = site.created(OFF)
     table.write(rows(1))
     writer, t = site.writer(host="b"), table.transaction()
@@ -180,7 +180,7 @@ def test_a_table_that_is_made_anew_as_a_write_ends(site: Site) -> None:
 def test_a_key_that_is_committed_while_it_looks(
     site: Site, monkeypatch: pytest.MonkeyPatch, mode: WriteMode, during_the_search: bool
 ) -> None:
-    """What others commit after it has compaction, or (`late`) begun to look for its keys, is looked into as well."""
+    """A write sees a key that others commit before it looks for its keys, or (`during_the_search`) once it has begun to look."""
     site.created(UNIQUE)
     first, second = site.writer(UNIQUE), site.writer(UNIQUE, host="b")
     job, beside_it = first.begin(SCHEMA, mode), second.begin(SCHEMA, mode)

@@ -39,7 +39,7 @@ _buckets = itertools.count()
 
 
 def make_head(position: int, table_id: str = "t") -> tuple[int, str, str, float]:
-    """What an event begins with."""
+    """The fields that each event begins with."""
     return position, table_id, f"{table_id}-{position}", float(position)
 
 
@@ -403,7 +403,7 @@ def test_a_long_log(place: Place, cache_dir: Path) -> None:
     ("commits", "knows"), by_day([(n, knows) for n in (1, 2, 3) for knows in ("process", "host")], 3)
 )
 def test_a_table_that_was_recreated(place: Place, cache_dir: Path, commits: int, knows: str) -> None:
-    """Whichever question it is recreated before, with fewer, as many or more events, the answer is the new table."""
+    """Whichever question the table is recreated before, with fewer, as many or more events, the answer is the new table."""
     old, new = history("t", 2), history("u", commits)
     for count, question in ((7, 0), (7, 1), (5, 0), (5, 1), (5, 2)):
         place.write_events(old[:count])
@@ -420,7 +420,7 @@ def test_a_table_that_was_recreated(place: Place, cache_dir: Path, commits: int,
 
 
 def test_a_writer_that_was_slow_to_remember(place: Place, cache_dir: Path) -> None:
-    """What a process remembers of a dropped table, after others know the new one, is not taken for the new one."""
+    """A state of a dropped table that a process records after others know the new one is not taken for the new one."""
     place.write_events(history("t", 3))
     slow, observer, new = Process(place, cache_dir), Process(place, cache_dir), history("u", 4)[:11]
     slow.latest()

@@ -70,7 +70,7 @@ OTHER_WRITES = st.tuples(st.sampled_from(["upsert", "keep", "delete", "overwrite
 
 
 def act(site: Site, kind: str, values: list[Row], model: dict[Any, Row]) -> None:
-    """What another writer does, to the table and to the model."""
+    """Write as another writer, to the table and to the model."""
     table = site.table({"lookup.write.compact-after": "0", **KEEP}, host="b")
     match kind:
         case "upsert":

@@ -61,7 +61,7 @@ def test_a_host_never_goes_back(dim: Dim) -> None:
 
 
 def test_a_commit_that_a_slow_resolution_cannot_know(dim: Dim, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this host has committed it goes on reading; a floor that a commit raises is not taken away by who finds an older one obsolete."""
+    """A host goes on reading what it has committed; a floor that a commit raises is not taken away by who finds an older one obsolete."""
     host, table, old, log = dim.discover()
     versions, began_s = host.resolver.host, host.clock.steady_s
     host.clock.tick(1)
@@ -88,7 +88,7 @@ def test_a_commit_that_a_slow_resolution_cannot_know(dim: Dim, monkeypatch: pyte
 
 
 def test_a_newer_version_whose_files_nobody_knows(dim: Dim, tmp_path: Path) -> None:
-    """A slow resolution gives it up for an older one only once the store, asked again, says the same."""
+    """A slow resolution gives the newer version up for an older one only once the store, asked again, says the same."""
     slow, fast = (make_host(str(dim.path), tmp_path / "host") for _ in range(2))
     options = parse_options({"path": str(dim.path)})
     table, old = slow.resolver.discover(options)
@@ -109,7 +109,7 @@ def test_a_newer_version_whose_files_nobody_knows(dim: Dim, tmp_path: Path) -> N
 
 
 def test_a_list_of_write_ids_keeps_its_definition(site: Site) -> None:
-    """What a list lets through has the columns and keys it had, whatever the table is altered to; so has its digest."""
+    """The rows of a list have the columns and keys they had, whatever the table is altered to; the list's digest stays, too."""
     table = site.created()
     table.write(pa.table({"id": [1], "name": ["a"]}))
     lists = [str(table.valid_write_ids)]

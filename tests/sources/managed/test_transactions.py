@@ -51,7 +51,7 @@ def test_an_error_inside_takes_it_all_back(site: Site) -> None:
 
 
 def test_what_it_refuses(site: Site) -> None:
-    """Rows of other columns, keys twice or of a table that has none, modes that are none: it goes on without that write."""
+    """A transaction refuses rows of other columns, keys that occur twice or in a table without keys, and unknown modes, and goes on without that write."""
     table = site.created()
     table.write(rows(1))
     with table.transaction() as t:
@@ -77,7 +77,7 @@ def test_what_it_refuses(site: Site) -> None:
 
 
 def test_a_store_that_fails(site: Site) -> None:
-    """After an event that may be in the log or not a transaction is given up: it goes on with nothing, and says so."""
+    """After an event that may or may not be in the log, a transaction is given up: it goes on with nothing, and says so."""
     table = site.created()
     t = table.transaction()
     t.write(rows(4))

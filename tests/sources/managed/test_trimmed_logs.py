@@ -26,7 +26,7 @@ def table(site: Site) -> LookupTable:
 
 
 def append(table: LookupTable, *ids: int) -> list[int]:
-    """The positions of a commit for each."""
+    """Append each id in a commit of its own; returns the positions of the commits."""
     return [table.write(rows(id_)) or 0 for id_ in ids]
 
 
@@ -66,7 +66,7 @@ def test_transactions_and_compactions_that_last_for_pages(site: Site, table: Loo
 
 
 def test_the_oldest_version_stays_readable(site: Site, table: LookupTable) -> None:
-    """Also if it is at the end of a page; and a gentler vacuum of a log that has nothing as old does nothing."""
+    """The oldest version is read also if it is at the end of a page; a gentler vacuum of a log that has nothing as old does nothing."""
     last = append(table, 1)[-1]
     while last % PAGE:
         (last,) = append(table, 2)
@@ -90,7 +90,7 @@ def test_the_oldest_version_stays_readable(site: Site, table: LookupTable) -> No
 
 @pytest.mark.parametrize("replace", [LookupTable.compact, lambda table: table.write(rows(4), "overwrite")])
 def test_a_stream_that_needs_what_was_vacuumed(site: Site, replace: Callable[[LookupTable], int]) -> None:
-    """It is told so, also if the page that it asks has the vacuum itself; one that needs only the new files goes on."""
+    """A stream that needs them is told so, also if the page that it asks has the vacuum itself; a stream that needs only the new files goes on."""
     site.resize(log_page=5 * PAGE)
     table = site.created(OFF)
     first, *_ = append(table, 1, 2, 3)
@@ -104,7 +104,7 @@ def test_a_stream_that_needs_what_was_vacuumed(site: Site, replace: Callable[[Lo
 
 
 def test_a_commit_that_cannot_trim(site: Site, table: LookupTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a commit: who was told of an error would write its rows again."""
+    """A commit that cannot trim the log succeeds: a caller who was told of an error would write its rows again."""
     table.alter(properties={"lookup.log.retention": "30 d"})
     append(table, 1, 2, 3)
     trim(table)
@@ -116,7 +116,7 @@ def test_a_commit_that_cannot_trim(site: Site, table: LookupTable, monkeypatch: 
 
 
 def test_hosts_that_know_what_is_gone(site: Site, table: LookupTable) -> None:
-    """One that knows the first event only finds the others; one whose table was restored from a copy reads no page of before."""
+    """A host that knows the first event only finds the others; one whose table was restored from a copy reads no page of before."""
     far = site.path.with_name("far")
     options = {**OFF, "path": str(far)}
     site.writer({"path": str(far), "lookup.keys": "id"}, "far").create(SCHEMA)

@@ -193,7 +193,7 @@ def test_a_commit_whose_answer_was_lost(site: Site, name: str | None) -> None:
 
 
 def test_files_of_other_attempts(site: Site) -> None:
-    """What failed or slower attempts of tasks have left is removed by the commit; other writes' files are not."""
+    """A commit removes what failed or slower attempts of its tasks have left; it does not remove other writes' files."""
     site.created()
     writer = site.writer()
     job, second = writer.begin(SCHEMA, APPEND), writer.begin(SCHEMA, APPEND)
@@ -273,7 +273,7 @@ def test_the_watch_begins_again(site: Site, change: str) -> None:
 @pytest.mark.parametrize("source", ["UFS", "CACHE"])
 @pytest.mark.parametrize("cache", CACHES)
 def test_reads_see_the_hosts_writes(site: Site, cache: str, source: str) -> None:
-    """What a host has written it reads, in every mode; another one does in UFS mode, and in CACHE mode with a floor."""
+    """A host reads what it has written, in every mode; another one does in UFS mode, and in CACHE mode with a floor."""
     options = {**CACHES[cache], **({} if source == "UFS" else TRIGGER if cache == "FULL" else INTERVAL)}
     writer, same_host, other_host = site.created(), site.table(options), site.table(options, host="b")
 

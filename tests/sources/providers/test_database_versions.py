@@ -208,7 +208,7 @@ def test_versions_belong_to_their_query(sqlite: Database) -> None:
 
 
 def test_since_has_the_type_of_the_version(postgres: Database) -> None:
-    """It is compared without a cast; in texts and comments it is no parameter."""
+    """`:since` is compared without a cast; in texts and comments it is no parameter."""
     for name in ("items", "changed"):
         postgres.execute(f"DROP TABLE IF EXISTS {name}")
     postgres.execute("CREATE TABLE items (id uuid, n integer)")

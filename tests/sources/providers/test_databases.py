@@ -316,7 +316,7 @@ def test_sqlite_values_of_other_types(sqlite: Database) -> None:
 
 
 def test_a_day_that_python_does_not_have(sqlite: Database) -> None:
-    """Is the key of no row, and no error."""
+    """A day that Python does not have is the key of no row, and no error."""
     name = sqlite.create("d DATE, n INTEGER", "('2024-02-29', 1)")
     days = pa.array([3_000_000, 19_782], pa.int32()).cast(pa.date32())
     assert sqlite.table(name, "d").get_many(pa.table({"d": days}))["key_index"].to_pylist() == [1]
@@ -387,7 +387,7 @@ def test_without_a_server(served: Database) -> None:
 
 @pytest.mark.nightly
 def test_a_scan_that_the_server_ends(served: Database) -> None:
-    """Is an error: the rows that have come are not taken for all rows."""
+    """A scan that the server ends is an error: the rows that have come are not taken for all rows."""
     numbers = {"postgresql": "generate_series(1, 100000) AS s(seq)", "mariadb": "seq_1_to_100000"}[served.scheme]
     name = served.create("id INTEGER, body TEXT")
     served.execute(f"INSERT INTO {served.quoted(name)} SELECT seq, repeat('x', 500) FROM {numbers}")
@@ -402,7 +402,7 @@ def test_a_scan_that_the_server_ends(served: Database) -> None:
 
 
 def test_a_forked_child_connects_anew(served: Database) -> None:
-    """It uses no connection of its parent's, and ends none."""
+    """A forked child uses no connection of its parent's, and ends none."""
     name = served.create_table(PEOPLE)
     table = served.table(name, "id", {"lookup.version-query": "SELECT 1"})
     assert sort_rows(table.get_many(REQUESTED)) == ANSWER
@@ -461,7 +461,7 @@ def test_credentials(served: Database, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_database_leaves_out_rows(database: Database) -> None:
-    """What it can decide of lookup.where is in the statement, with parameters; the rest is decided here, with the same rows."""
+    """The part of lookup.where that the database can decide is in the statement, with parameters; the rest is decided here, with the same rows."""
     name = database.create_table(PEOPLE)
     count = len(database.statements())
     for where, expected in (
@@ -491,7 +491,7 @@ def test_versions_that_are_no_value(database: Database) -> None:
 
 
 def test_a_query(database: Database) -> None:
-    """In the database's own SQL, with comments and semicolons at its end; its columns are its keys."""
+    """A query is in the database's own SQL, with comments and semicolons at its end; its columns are its keys."""
     name = database.create_table(PEOPLE)
     sql = f"SELECT id AS code, max(name) AS name FROM {database.quoted(name)} GROUP BY id"
     declared = {"lookup.schema": "code BIGINT, name STRING"} if database.scheme == "sqlite" else {}
@@ -510,7 +510,7 @@ def test_a_query(database: Database) -> None:
     ],
 )
 def test_where_since_is_a_parameter(scheme: str, statement: str, expected: int) -> None:
-    """It is one outside of texts, names and comments, as the database's dialect writes them."""
+    """`:since` is a parameter outside of texts, names and comments, as the database's dialect writes them."""
     replaced, count = DATABASES[scheme].place_since(statement, "?")
     assert count == expected == statement.count(":since") - replaced.count(":since")
 
@@ -623,7 +623,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("url", "more", "says"), REFUSED)
 def test_options_that_are_refused(cache_dir: Path, url: str, more: Options, says: str) -> None:
-    """With the cure, before anything is connected to, and without the password."""
+    """Options are refused with the cure, before anything is connected to, and without the password."""
     with pytest.raises((OptionError, LookupFunctionError), match=says) as caught:
         LookupTable(url, {"lookup.table": "customers", "lookup.keys": "id", "lookup.cache.dir": str(cache_dir), **more})
     assert "hunter2" not in str(caught.value)

@@ -14,7 +14,7 @@ STORE = {"lookup.partial-cache.store": "DISKCACHE", "lookup.partial-cache.max-by
 
 
 def test_the_option(desk: Desk) -> None:
-    """What one process has looked up is known to the next one, and after an invalidation to nobody."""
+    """Rows that one process has looked up are known to the next one, and after an invalidation to nobody."""
     function = SyncFunction(make_answer(USERS))
     table = desk.serve(function, {**PARTIAL, **STORE})
     assert pairs(table, 1, 2, 3, 1) == [(0, "Alice"), (1, "Bob"), (1, "Charlie"), (3, "Alice")]
@@ -83,6 +83,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_options_that_make_no_sense(desk: Desk, text: str) -> None:
-    """Are refused by name."""
+    """Senseless options are refused by name."""
     with pytest.raises(OptionError, match=text):
         desk.serve(SyncFunction(make_answer(USERS)), {"lookup.cache": "PARTIAL", **REFUSED[text]})

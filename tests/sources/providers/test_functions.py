@@ -67,7 +67,7 @@ class ByKey(KeyLookupFunction):
 
 
 class AsyncByKey(AsyncKeyLookupFunction):
-    """The same after others had their turn."""
+    """Users one at a time, after other coroutines had their turn."""
 
     schema = SCHEMA
     keys: list[Mapping[str, Any]]
@@ -132,7 +132,7 @@ def test_one_key_at_a_time(desk: Desk, make: type[ByKey | AsyncByKey], cache: Op
 
 @EITHER
 def test_keys_without_rows_are_asked_for_again(desk: Desk, kind: str, cache: Options) -> None:
-    """With lookup.retry, after the delay and in full calls; those with rows by then are not, and no absence is told before the last time."""
+    """With lookup.retry keys are asked for again after the delay, in full calls, unless they have rows by then; no absence is told before the last time."""
     users: dict[int, list[str]] = {1: ["Alice"]}
     counts: list[int] = []
 
@@ -219,7 +219,7 @@ def table(**columns: Any) -> Answer:
 
 
 def columns(*named: tuple[str, list[Any]]) -> Answer:
-    """The same where names may be there twice."""
+    """Answers with these columns, of which several may have one name."""
     return lambda keys: pa.Table.from_arrays([pa.array(values) for _, values in named], [name for name, _ in named])
 
 
@@ -258,7 +258,7 @@ def test_a_bad_answer_is_an_error_and_nothing_else(desk: Desk, kind: str, bad: s
 
 
 def test_a_row_of_another_call_is_not_taken(desk: Desk) -> None:
-    """What a call answers is about its own keys, also where another call of the same lookup asks for the others."""
+    """A call answers for its own keys only, also where another call of the same lookup asks for the others."""
     table = desk.serve(SyncFunction(lambda keys: make_answer(USERS)(ids(1, 2)), 1), ONCE)
     with pytest.raises(
         LookupFunctionError,
@@ -329,7 +329,7 @@ def test_a_new_version_is_seen_by_the_next_lookup(desk: Desk, source: str) -> No
 @KINDS
 @pytest.mark.parametrize("make", [Plain, Dictionary])
 def test_a_cache_of_its_own(desk: Desk, kind: str, make: Callable[[], Plain | Dictionary]) -> None:
-    """It is asked first and told what was loaded, not what failed; it has the table's live metrics, and counts hits and misses once."""
+    """A provider's cache is asked first and told what was loaded, not what failed; it has the table's live metrics, and counts hits and misses once."""
     function, cache = make_function(kind, in_turn(raises(OSError()), make_answer(USERS))), make()
     table = desk.serve(function, {**ONCE, "lookup.cache": "PARTIAL"} if kind == "sync" else ONCE, cache=cache)
     with pytest.raises(LookupFunctionError):
@@ -350,7 +350,7 @@ def test_a_cache_of_its_own(desk: Desk, kind: str, make: Callable[[], Plain | Di
 
 
 def test_a_cache_of_its_own_is_emptied_for_a_new_version(desk: Desk, tmp_path: Path) -> None:
-    """It is of one version, process and table: opened anew for another version, and shared with nobody, as nobody knows its bounds."""
+    """A provider's cache is of one version, process and table: opened anew for another version, and shared with nobody, as nobody knows its bounds."""
     version, users, caches = ["1"], {1: ["Alice"]}, list[Plain]()
     function = SyncFunction(make_answer(users))
 
@@ -402,7 +402,7 @@ def test_a_default_cache_of_its_own(desk: Desk, kind: str) -> None:
 def test_a_lookup_that_hangs(
     desk: Desk, prompt: None, kind: str, cache: Options, where: str, answers_late: bool
 ) -> None:
-    """It is given up after the timeout, and so is its thread; a late answer is not kept; a new function answers as soon as there is one."""
+    """A hanging lookup is given up after the timeout, and so is its thread; a late answer is not kept; a new function answers as soon as there is one."""
     gate, threads = threading.Event(), list[threading.Thread]()
 
     def hang() -> str:
@@ -474,7 +474,7 @@ def test_a_scan_that_hangs(desk: Desk, prompt: None, gate: threading.Event) -> N
 
 
 def test_a_factory_that_hangs(desk: Desk, prompt: None, gate: threading.Event) -> None:
-    """Other tables answer meanwhile. It is given up after the timeout, by all who wait for it, and the next table asks it again."""
+    """Other tables answer while a factory hangs. All who wait for it give it up after the timeout, and the next table asks it again."""
     hanging, calls = threading.Event(), itertools.count()
 
     def factory(context: LookupContext) -> LookupProvider:
@@ -538,7 +538,7 @@ def test_nobody_waits_for_a_call_of_another_process_that_hangs(desk: Desk, gate:
 
 
 def test_lookups_behind_a_version_that_hangs_ask_again(desk: Desk, prompt: None, gate: threading.Event) -> None:
-    """When it is given up those behind it ask anew, for as long as they would have: its time is not theirs."""
+    """Lookups behind a version that is given up ask anew, for as long as they would have: its time is not theirs."""
     hanging = threading.Event()
 
     def hang() -> str:
@@ -604,7 +604,7 @@ def test_after_an_interrupt(desk: Desk, prompt: None, gate: threading.Event) -> 
 )
 @EITHER
 def test_attempts(desk: Desk, kind: str, options: Options, retries: int, cache: Options) -> None:
-    """What fails is tried once more than lookup.max-retries says, which the error tells; a wrong answer is not asked for again."""
+    """A lookup that fails is tried once more than lookup.max-retries says, which the error tells; a wrong answer is not asked for again."""
     function = make_function(kind, raises(OSError("down")))
     table = desk.serve(function, {**cache, **options})
     often = f" in {retries + 1} attempts" if retries else ""
@@ -626,7 +626,7 @@ def test_attempts(desk: Desk, kind: str, options: Options, retries: int, cache: 
 
 @pytest.mark.parametrize(("capacity", "calls", "most"), [(1, 6, 1), (3, 10, 3), (100, 7, 7)])
 def test_capacity_limits_the_calls_at_once(desk: Desk, capacity: int, calls: int, most: int) -> None:
-    """That many are under way together, never more, and each answer goes to its own key; after a failure few new calls are begun."""
+    """As many calls as the capacity are under way together, never more, and each answer goes to its own key; after a failure few new calls are begun."""
     running, peak = [0], [0]
 
     async def answer(keys: pa.Table) -> pa.Table:

@@ -83,6 +83,19 @@ def test_rows_of_keys(shop: Api, desk: Desk, form: Any) -> None:
     assert shop.count() == (1 if form(shop) else 3)
 
 
+def test_a_server_that_is_down_is_no_other_server(shop: Api, desk: Desk) -> None:
+    """Tables of one server count its failures together; the tables of another server are looked up all the same."""
+    breaker = {"lookup.circuit-breaker.wait-duration": "30 s", "lookup.max-retries": 0}
+    tables = [
+        desk.table("http", make_options(shop, breaker, {"lookup.http.url": f"{server}/{path}/{{id}}"}))
+        for server, path in (("http://127.0.0.1:1", "a"), ("http://127.0.0.1:1", "b"), (shop.url, "customers"))
+    ]
+    for number, (table, message) in enumerate([(tables[0], "failed to look up")] * 5 + [(tables[1], "was not called")]):
+        with pytest.raises(LookupFunctionError, match=message):
+            table.get(number)
+    assert tables[2].get(3) == [row(3)]
+
+
 def test_batches(shop: Api, desk: Desk) -> None:
     """A request has at most `lookup.http.batch-size` keys; a body is sent as JSON, with the values of its own that it had."""
     table = desk.table(
@@ -209,7 +222,7 @@ def test_max_age_ends_before_the_caches_own_bound(shop: Api, desk: Desk) -> None
 
 @pytest.mark.parametrize("control", ["no-store", "no-cache", "max-age=0", "max-age=60, no-store"])
 def test_what_must_not_be_stored(shop: Api, desk: Desk, control: str) -> None:
-    """It answers the lookup, and no other one; with no-store nothing of it comes to the disk, while other keys of the lookup are cached."""
+    """An answer that must not be stored is for its lookup only; with no-store nothing of it comes to the disk, while other keys of the lookup are cached."""
     shop.etags = True
     shop.headers = {"Cache-Control": control}
     table = desk.table("http", make_options(shop, PARTIAL))
@@ -232,7 +245,7 @@ def test_what_must_not_be_stored(shop: Api, desk: Desk, control: str) -> None:
 
 
 def test_lifetimes() -> None:
-    """As RFC 9111 says for a private cache; what cannot be parsed is not fresh."""
+    """An answer is fresh as RFC 9111 says for a private cache; what cannot be parsed is not fresh."""
     now_s = 1_800_000_000.0
     later, at_once = (email.utils.formatdate(now_s + seconds, usegmt=True) for seconds in (60, 0))
     for headers, expected in (
@@ -346,7 +359,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults(shop: Api, desk: Desk, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    """What is no answer is an error that names the URL and the key, leaves nothing, and does no harm to the next lookup."""
+    """An answer that is none is an error that names the URL and the key, leaves nothing, and does no harm to the next lookup."""
     answer, expected = FAULTS[fault]
     defaults = {**HttpFunction.__init__.__kwdefaults__, "answer_bytes": 300_000}
     monkeypatch.setattr(HttpFunction.__init__, "__kwdefaults__", defaults)
@@ -363,7 +376,7 @@ def test_faults(shop: Api, desk: Desk, monkeypatch: pytest.MonkeyPatch, fault: s
 
 
 def test_a_server_that_does_not_answer(shop: Api, desk: Desk) -> None:
-    """It is waited for as long as `lookup.http.timeout`; other keys are answered."""
+    """A silent server is waited for as long as `lookup.http.timeout`; other keys are answered."""
     ended = threading.Event()
     shop.faults = [lambda request: (ended.wait(20), broken(request))[0]]
     table = desk.table("http", make_options(shop, ONCE, {"lookup.http.timeout": "300 ms", "lookup.async.capacity": 1}))
@@ -402,7 +415,7 @@ def test_statuses_that_are_asked_again(shop: Api, desk: Desk, status: int, reque
 
 
 def test_redirects_on_the_same_server(shop: Api, desk: Desk) -> None:
-    """They are followed, a few times; a POST only where it stays one."""
+    """Redirects on the same server are followed, a few times; those of a POST only where it stays one."""
     shop.faults = [shop.misbehave(301, Location="/moved/1"), shop.misbehave(307, Location=f"{shop.url}/customers/2?x")]
     table = desk.table("http", make_options(shop, ONCE))
     shop.customers["2"]["id"] = 1
@@ -444,7 +457,7 @@ class Customers(System):
         return {"id": int(name), "city": self.world.get_value(int(name), self.world.clock.steady_s - self._age_s)}
 
     def write(self, writes: Sequence[Write], keys: set[int], commit: bool) -> None:
-        """It shows the rows of the world."""
+        """Let the API show the rows of the world."""
 
     def take_requests(self) -> Requests:
         requests = Requests()
@@ -493,13 +506,13 @@ REQUESTED_URLS: list[str] = []
 
 
 def next_login(url: str) -> dict[str, str]:
-    """What `lookup.credentials` names."""
+    """The function that `lookup.credentials` names."""
     REQUESTED_URLS.append(url)
     return LOGINS[(len(REQUESTED_URLS) - 1) % len(LOGINS)]
 
 
 def test_credentials(shop: Api, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come from the machine's environment or from a function, which is asked again if the server refuses them; no option and no error has them."""
+    """Credentials come from the environment or from a function, which is asked again if the server refuses them; no option and no error has them."""
     REQUESTED_URLS.clear()
     table = desk.table("http", make_options(shop, {"lookup.credentials": f"{__name__}:next_login"}))
     table.get(1)
@@ -562,7 +575,7 @@ WRONG: list[tuple[dict[str, str], str]] = [
 
 @pytest.mark.parametrize(("options", "expected"), WRONG, ids=[expected for _, expected in WRONG])
 def test_options_that_are_wrong(cache_dir: Path, options: dict[str, str], expected: str) -> None:
-    """They are refused by name, without a request and without a credential."""
+    """Wrong options are refused by name, without a request and without a credential."""
     whole = {
         "lookup.provider": "http",
         "lookup.keys": "id",
@@ -576,7 +589,7 @@ def test_options_that_are_wrong(cache_dir: Path, options: dict[str, str], expect
 
 
 def test_options_that_are_missing() -> None:
-    """They are named."""
+    """Options that are missing are named."""
     for options, expected in (
         ({"lookup.provider": "http", "lookup.keys": "id"}, r"option lookup.http.url is missing"),
         ({"lookup.provider": "http", "lookup.keys": "id", "lookup.http.url": f"{A}/{{id}}"}, r"option lookup.schema is missing"),

@@ -46,7 +46,7 @@ from tests.support.lookup_functions import (
 
 
 def host(root: Path | None, clock: FakeClock, boot: str = "boot-1") -> HostContext:
-    """What a process of the host has."""
+    """The context of a process of the host."""
     metrics = CacheMetricGroup()
     disk = None if root is None else Disk(root, 2**30, metrics, clock.host().wall_s, random.Random(7))
     return HostContext(disk, metrics, clock.host(boot), random.Random(7))
@@ -99,7 +99,7 @@ def test_rates_that_are_none(desk: Desk, text: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_lookups_keep_to_the_rate(desk: Desk, kind: str) -> None:
-    """Also retries and calls of version(), and those of other processes. A wait is no reason for a timeout, which counts the call alone."""
+    """The rate counts retries and calls of version(), too, and those of other processes. A wait does not count towards a timeout."""
     times: list[float] = []
     answer = make_answer({key: ["somebody"] for key in range(40)})
 
@@ -296,7 +296,7 @@ def test_a_system_that_is_down_is_left_alone(desk: Desk) -> None:
 
 
 def test_only_one_tries_again(cache_dir: Path) -> None:
-    """If its process dies meanwhile, another one after the same time. A version is asked for without being the one that tries."""
+    """If the process that tries again dies, another one tries after the same time. A version is asked for without being the one that tries."""
     clock = FakeClock()
     breakers = [CircuitBreaker(host(cache_dir, clock), "system", 10.0) for _ in range(3)]
     for breaker in breakers * 2:

@@ -135,7 +135,7 @@ def test_what_a_factory_is_told(desk: Desk) -> None:
 
 
 def test_factories_that_fail(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is not there, is none, cannot be imported or raises is an error of the option; the next table tries again."""
+    """A factory that is not there, is none, cannot be imported or raises is an error of the option; the next table tries again."""
     (tmp_path / "broken_provider_of_ours.py").write_text("raise RuntimeError('half of a module')")
     monkeypatch.syspath_prepend(str(tmp_path))
     for name, says in (
@@ -171,13 +171,13 @@ RETURNED: list[tuple[Any, type[Exception], str]] = [
 
 @pytest.mark.parametrize(("returned", "kind", "says"), RETURNED, ids=range(len(RETURNED)))
 def test_a_factory_that_returns_something_else(desk: Desk, returned: Any, kind: type[Exception], says: str) -> None:
-    """What is not a provider is refused, naming it. What answers nothing can be made."""
+    """What is not a provider is refused by the factory's name, and so is a provider that can answer nothing."""
     with pytest.raises(kind, match=f"provider_1:make{says}"):
         desk.table(lambda context: returned).get(1)
 
 
 def test_columns_that_cannot_be_read(desk: Desk) -> None:
-    """They are refused by name, unless lookup.columns leaves them out; so are keys."""
+    """Columns that cannot be read are refused by name, unless lookup.columns leaves them out; so are keys."""
     schema = make_schema(name=pa.string(), at=pa.time64("us"), A=pa.int64(), a=pa.int64())
     name = desk.name(lambda context: provider(users(), schema))
     for options, says in (
@@ -231,7 +231,7 @@ REFUSED: list[tuple[Make, list[tuple[Options, str]]]] = [
         ({"lookup.async.capacity": 5}, "lookup.async.capacity has no meaning, because provider .* is read as a whole"),
     ]),
     (lambda context: FullCachingLookupProvider(Whole().scan, SCHEMA), [
-        (NONE, r"neither a reload trigger nor a version\(\): set lookup.full-cache.reload-strategy"),
+        (NONE, r"neither a reload trigger nor a version\(\): set lookup.full-cache.periodic-reload.interval"),
     ]),
     (Whole().triggered, [
         (PARTIAL, "lookup.cache = 'PARTIAL': provider .* works only with 'FULL'"),
@@ -242,7 +242,7 @@ REFUSED: list[tuple[Make, list[tuple[Options, str]]]] = [
 
 
 def test_options_beside_what_a_provider_is(desk: Desk) -> None:
-    """What a provider cannot do, or would ignore or contradict, is refused by its name."""
+    """An option that a provider cannot follow, or would ignore or contradict, is refused by its name."""
     for make, refused in REFUSED:
         for options, says in refused:
             with pytest.raises(OptionError, match=says):
@@ -337,7 +337,7 @@ def test_a_function_is_closed_with_the_last_table(desk: Desk, kind: str) -> None
 
 
 def test_closing_may_fail(desk: Desk, prompt: None, gate: threading.Event) -> None:
-    """What a function raises when it is closed is nobody's problem any more, and one that hangs then is given up."""
+    """An error that a function raises when it is closed is ignored, and a function that hangs then is given up."""
     for problem in (raises(OSError("gone")), lambda: gate.wait(BOUND_S)):
         function = users()
         function.close = problem  # type: ignore[method-assign]
@@ -349,7 +349,7 @@ def test_closing_may_fail(desk: Desk, prompt: None, gate: threading.Event) -> No
 
 
 def test_what_a_table_says_of_itself(desk: Desk) -> None:
-    """Its path is the provider's name, its version is of the text of version(), its options are shown."""
+    """A table's path is the provider's name, its version is of the text of version(), its options are shown."""
     table = desk.serve(users(), {"lookup.provider.region": "eu"}, version=lambda: "1")
     description = table.describe()
     assert description["path"].startswith("provider:provider_1:make/")

@@ -114,7 +114,7 @@ def make_outage(database: Database) -> contextlib.AbstractContextManager[None]:
 
 @pytest.mark.parametrize("fixture", by_day(["sqlite", "duckdb_file", "postgres", "mariadb"], 4))
 def test_databases(request: pytest.FixtureRequest, fixture: str) -> None:
-    """Two key columns, one of which differs in case only; several rows of a key, nulls."""
+    """Databases keep the rules with two key columns, one of which differs in case only; with several rows of a key, and nulls."""
     database: Database = request.getfixturevalue(fixture)
     options, _ = create_people(database)
     check_provider(make_factory(database.url, options), ROWS, KEYS, largest_call=200)
@@ -122,7 +122,7 @@ def test_databases(request: pytest.FixtureRequest, fixture: str) -> None:
 
 @pytest.mark.nightly
 def test_databases_beside_writes(database: Database) -> None:
-    """With versions, changes and many rows; and while the database is away. Nobody can write a file of DuckDB that others read."""
+    """Databases keep the rules with versions, changes and many rows; and while the database is away. Nobody can write a file of DuckDB that others read."""
     options, write = create_people(database)
     writer = {} if database.scheme == "duckdb" else {"write": write}
     check_provider(
@@ -177,7 +177,7 @@ TYPES = {
 @pytest.mark.nightly
 @pytest.mark.parametrize(("fixture", "kind"), [(fixture, kind) for fixture, types in TYPES.items() for kind in types])
 def test_keys_of_databases(request: pytest.FixtureRequest, fixture: str, kind: str) -> None:
-    """A key column of each type."""
+    """Databases keep the rules with a key column of each type."""
     database: Database = request.getfixturevalue(fixture)
     type_, values = TYPES[fixture][kind]
     rows = pa.table({"k": pa.array([*values, values[0], None], type_), "n": range(len(values) + 2)})
@@ -192,7 +192,7 @@ def test_keys_of_databases(request: pytest.FixtureRequest, fixture: str, kind: s
     ("key", "more"), by_day([("id", {}), ("name", {}), ("id,name", {}), ("name", {"lookup.redis.value": "json"})], 4)
 )
 def test_redis(redis_server: RedisServer, key: str, more: Options) -> None:
-    """Hashes and JSON, by numbers and texts; also while somebody writes, and while the server is away."""
+    """Redis keeps the rules with hashes and JSON, by numbers and texts; also while somebody writes, and while the server is away."""
     names = key.split(",")
     pattern = ":".join(["person", *(f"{{{name}}}" for name in names)])
 
@@ -241,7 +241,7 @@ def encode_row(row: dict[str, Any]) -> bytes:
     ], 3),
 )  # fmt: skip
 def test_http(api: Api, key: str, form: Options) -> None:
-    """One key in a request, and many, also while somebody writes."""
+    """HTTP APIs keep the rules with one key in a request, and with many, also while somebody writes."""
 
     def write(rows: pa.Table) -> None:
         api.customers = {str(row[key]): row for row in rows.to_pylist()}

@@ -77,7 +77,7 @@ def test_rows_of_json(shop: RedisServer, desk: Desk) -> None:
 
 
 def test_values_of_another_type(shop: RedisServer, desk: Desk) -> None:
-    """They are named: a key that is no hash, a text that is no number or no text."""
+    """The error names the key of a value of another kind, or the column of a text that is no number, or not UTF-8."""
     shop.client.rpush("customer:1", "x")
     shop.client.set("customer:2", "{}")
     shop.client.hset("customer:3", mapping={"balance": "much"})
@@ -202,7 +202,7 @@ def test_a_cluster(desk: Desk) -> None:
 
 
 def wait_until(holds: Any) -> None:
-    """Until a cluster has found itself: its servers tell each other by themselves."""
+    """Wait until a cluster has found itself: its servers tell each other by themselves."""
     deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline
@@ -210,12 +210,12 @@ def wait_until(holds: Any) -> None:
 
 
 def of_server(url: str) -> dict[str, str]:
-    """What `lookup.credentials` names."""
+    """The function that `lookup.credentials` names."""
     return {"user": "reader", "password": "hunter2"}
 
 
 def test_credentials(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come from the environment, as for redis-cli, or from a function; a wrong one is an error that does not show it."""
+    """Credentials come from the environment, as for redis-cli, or from a function; the error about a wrong one does not show it."""
     with contextlib.closing(RedisServer("--requirepass", "s3cr3t")) as server:
         server.client.execute_command("AUTH", "s3cr3t")
         server.client.execute_command("ACL", "SETUSER", "reader", "on", ">hunter2", "~customer:*", "+hgetall")
@@ -248,7 +248,7 @@ WRONG: list[tuple[str, dict[str, str], str]] = [
 
 @pytest.mark.parametrize(("path", "options", "expected"), WRONG, ids=[expected for *_, expected in WRONG])
 def test_options_that_are_wrong(cache_dir: Path, path: str, options: dict[str, str], expected: str) -> None:
-    """They are refused by name, without a connection and without a password."""
+    """Wrong options are refused by name, without a connection and without a password."""
     whole = {
         "lookup.provider": "redis",
         "lookup.keys": "id",

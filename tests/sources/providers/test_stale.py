@@ -141,7 +141,7 @@ def test_a_copy_that_cannot_be_renewed(desk: Desk) -> None:
 
 
 def test_an_open_circuit_answers_with_the_last_rows(desk: Desk) -> None:
-    """Nobody calls the system meanwhile."""
+    """While the circuit is open, the last rows answer, and nobody calls the system."""
     outage = Outage()
     table = desk.table(outage.provider, {**PARTIAL, **STALE, "lookup.circuit-breaker.wait-duration": "30 s"})
     pairs(table, 1, 2)

@@ -61,7 +61,7 @@ LOSSES: dict[str, Callable[[Path], object]] = {
 
 
 def use(opened: Opened, number: int) -> None:
-    """What a process does with a cache directory, each of which must do what it says."""
+    """Use a cache directory in all the ways of a process, each of which must do what it says."""
     disk = opened.disk
     steps: list[Callable[[], object]] = [
         lambda: (
@@ -281,7 +281,7 @@ def test_a_directory_that_is_not_ours(
 
 
 def test_a_cache_of_an_earlier_release_is_adopted(tmp_path: Path) -> None:
-    """By a process that uses it, if nothing lies in it but what such a release has put there; commands leave that to queries."""
+    """A process that uses the cache adopts it, if nothing lies in it but what such a release has put there; commands leave that to queries."""
     root = tmp_path / "cache"
     use(Opened(root), 1)
     (root / "v1" / MARKER).unlink()

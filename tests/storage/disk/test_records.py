@@ -40,7 +40,7 @@ class Host(Opened):
         return {name: sum(counts.values[name] for counts in counters) for name in NAMES}
 
     def fold(self, dies: bool = False) -> None:
-        """`dies`: before the files in the total are removed."""
+        """Fold the counters. `dies`: before the files in the total are removed."""
         with pytest.MonkeyPatch.context() as patch:
             if dies:
                 patch.setattr(Disk, "_drop", lambda self, kind, path: False)
@@ -107,7 +107,7 @@ def test_folded_while_somebody_adds_up(host: Host, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("how", ["cut", "bit", "head", "fifo"])
 def test_damaged_files(host: Host, how: str) -> None:
-    """What cannot be read is left out and counted; `check` names it, and with `repair` removes it."""
+    """A damaged file is left out and counted; `check` names it, and with `repair` removes it."""
     keep, damaged = host.open_counters("t-1", 1, 1), host.open_counters("t-2", 2, 2)
     path = host.counters / "t-2"
     data = bytearray(path.read_bytes())
@@ -128,7 +128,7 @@ def test_damaged_files(host: Host, how: str) -> None:
 
 
 def test_a_process_that_ends(tmp_path: Path) -> None:
-    """What was counted in the last moment of a process is not lost if it ends well, whatever its children do."""
+    """The counts of a process's last moment are not lost if it ends well, whatever its children do."""
     pq.write_table(pa.table({"id": range(10)}), tmp_path / "dim.parquet")
     options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")}
     code = (

@@ -144,7 +144,7 @@ def test_a_segment_in_use_is_not_removed(opened: Opened) -> None:
 
 
 def test_a_table_in_use_is_marked_once_a_minute(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By any of the host's processes. Between marks, a use costs no system call. A clock that was set back does not stop the marks."""
+    """Any of the host's processes marks it. Between marks, a use costs no system call. A clock that was set back does not stop the marks."""
     table = segment_path(opened).parent
     table.mkdir()
     peer, at_s = Opened(opened.root.parent, clock=opened.clock), opened.clock.wall_s
@@ -171,7 +171,7 @@ def fill(opened: Opened) -> None:
 
 
 def test_a_derived_segment_goes_before_the_table(opened: Opened) -> None:
-    """It is removed for other segments, but not while it is mapped, and not for blocks."""
+    """A derived segment is removed for other segments, but not while it is mapped, and not for blocks."""
     names = "derived-a-s", "derived-b-s", "s"
     for name in names:
         published(opened, name)

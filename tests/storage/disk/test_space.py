@@ -171,7 +171,7 @@ def test_no_host_fills_its_disk(tmp_path: Path) -> None:
 def test_a_build_without_room(
     tmp_path: Path, cache_dir: Path, given_up: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The table is read from its files, and the build tried once in a minute, counted, logged once and shown; with room it is built."""
+    """Without room, the table is read from its files, and the build tried once in a minute, counted, logged once and shown; with room it is built."""
     for number in range(10):
         publish(tmp_path / "dim", number, 1, columns=WIDE)
     if given_up:
@@ -264,7 +264,7 @@ def die_beside_a_child(cache_dir: Path) -> None:
 
 
 def test_a_file_that_is_being_written_outlives_no_process(cache_dir: Path) -> None:
-    """It is swept when its writer has died, not because it is old."""
+    """A file that is being written is swept when its writer has died, not because it is old."""
     in_fresh_process(die_beside_a_child, cache_dir)
 
 
@@ -344,7 +344,7 @@ def test_close_leaves_nothing_open(tmp_path: Path, cache_dir: Path) -> None:
 
 @pytest.mark.parametrize("mode", by_day(["FULL", "PARTIAL"], 2))
 def test_a_process_that_opens_many_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    """It keeps the engines of the tables used last and of those in use; nothing committed, invalidated or counted is lost with another."""
+    """A process keeps the engines of the tables used last and of those in use; nothing committed, invalidated or counted is lost with another."""
     monkeypatch.setattr(runtime_module, "_ENGINES_KEPT", 2)
     current = Runtime(FakeClock(time.time()).host(), random.Random(7))
     monkeypatch.setattr(api, "runtime", lambda: current)

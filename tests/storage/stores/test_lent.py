@@ -50,7 +50,7 @@ def holding(bank: Bank, draw: Callable[[], float] = lambda: 0.0) -> tuple[Creden
 
 @pytest.mark.parametrize(("lives_s", "good_s"), [(3600.0, 3300.0), (200.0, 100.0), (40.0, 30.0), (-86400.0, 30.0)])
 def test_renewed_before_their_end(lives_s: float, good_s: float) -> None:
-    """Five minutes before, or at half of a short life; not in every call, if they seem to have ended before they were lent."""
+    """Credentials are renewed five minutes before their end, or at half of a short life; not in every call, if they seem to have ended before they were lent."""
     bank = Bank(lives_s=lives_s)
     holder, clock = holding(bank)
     first = holder.select(FILE)
@@ -110,7 +110,7 @@ def test_a_refusal_of_young_credentials_is_no_matter_of_time() -> None:
 
 
 def test_a_catalog_that_is_down() -> None:
-    """Goes unnoticed while the store takes the old ones, but for a question every 30 seconds; then the error is the catalog's."""
+    """A catalog that is down goes unnoticed while the store takes the old credentials, asked only every 30 seconds; then the error is the catalog's."""
     bank = Bank()
     holder, clock = holding(bank)
     first = holder.select(FILE)
@@ -131,7 +131,7 @@ def test_a_catalog_that_is_down() -> None:
 
 
 def test_a_catalog_that_is_silent() -> None:
-    """Keeps one thread waiting. For a minute after that, no other waits for it."""
+    """A silent catalog keeps one thread waiting. For a minute after that, no other waits for it."""
     bank = Bank()
     holder, clock = holding(bank)
 
@@ -165,7 +165,7 @@ def test_a_grant_that_ended_is_an_error_at_once() -> None:
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_one_thread_renews(refused: bool) -> None:
-    """Others go on with the old ones meanwhile; those that were refused wait."""
+    """One thread renews credentials. Others go on with the old ones meanwhile; those that were refused wait."""
     started, go_on = threading.Event(), threading.Event()
     bank = Bank()
     holder, clock = holding(bank)
@@ -202,7 +202,7 @@ def test_one_thread_renews(refused: bool) -> None:
 
 
 def test_credentials_of_other_answers() -> None:
-    """Good ones are kept, for their connections; those of another place, and those that are due, are replaced."""
+    """Good credentials are kept, for their connections; those of another place, and those that are due, are replaced."""
     bank = Bank()
     holder, clock = holding(bank)
     first = holder.select(FILE)
@@ -333,7 +333,7 @@ def test_google_and_azure(
     guarded: type[Guarded], scheme: str, location: str, url: str, config: dict[str, str], options: dict[str, Any],
     refusal: Exception, how: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """What a catalog lends is what their file systems take; refused ones are renewed, and the read goes on."""
+    """Credentials that a catalog lends are those that these file systems take; refused ones are renewed, and the read goes on."""
     monkeypatch.setattr(guarded, "refusal", refusal)
     answer: dict[str, Any] = {
         "storage-credentials": [{"prefix": location, "config": config}] if how == "prefix" else []

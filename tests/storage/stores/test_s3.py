@@ -78,7 +78,7 @@ REFUSALS: list[tuple[int, str, str, dict[str, str], type[errors.UfsError], str]]
 
 
 def test_a_refusal_says_what_to_do(store: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one line that names the object, by an error of the class that fits; only transient failures are retried."""
+    """A refusal is one line that names the object, in an error of the class that fits; only transient failures are retried."""
     monkeypatch.setattr(asyncio, "sleep", functools.partial(asyncio.sleep, 0))  # s3fs waits 0.1 s after each SlowDown
     host = make_host(PATH, None, max_retries=2)
     file = host.ufs.get_meta(PATH)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.core.credentials import LOGIN_HEADERS, names_secret, without_credentials
+from pyspark_lookup.core.credentials import LOGIN_HEADERS, find_origin, names_secret, without_credentials
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.conf_file import tells_secret
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -130,6 +130,10 @@ class HttpOptions(NamedProviderOptions):
         for name, value in self.headers:
             _check_header(name, value)
         RequestTemplate(self.url, self.body).check(options.files.keys or ())
+
+    def find_system(self, options: LookupOptions) -> str:
+        assert self.url is not None
+        return str(find_origin(self.url.partition("{")[0]))
 
     def provide(self, options: LookupOptions, clock: HostClock) -> Callable[[LookupContext], LookupProvider]:
         def provide(context: LookupContext) -> LookupProvider:

@@ -210,10 +210,12 @@ class HttpFunction(AsyncLookupFunction):
             answer = Answer(None, headers)
         elif response.status == 200:
             if has_next_page(headers):
-                raise self._error(
-                    request,
-                    "the answer has a next page, which is not read: ask for fewer keys with lookup.http.batch-size",
+                advice = (
+                    "lower lookup.http.batch-size"
+                    if self._requests.batch
+                    else "make lookup.http.url ask for all rows of a key on one page"
                 )
+                raise self._error(request, f"the answer has a next page, which is not read: {advice}")
             answer = Answer(await self._content(request, response), headers)
         else:
             raise await self._refused(request, response, headers, login)
@@ -230,9 +232,12 @@ class HttpFunction(AsyncLookupFunction):
             size += len(chunk)
             if size > self._answer_bytes:
                 response.close()
-                raise self._error(
-                    request, f"the answer has more than {self._answer_bytes} bytes: ask for fewer keys or columns"
+                advice = (
+                    "lower lookup.http.batch-size"
+                    if self._requests.batch
+                    else "make lookup.http.url ask for fewer fields"
                 )
+                raise self._error(request, f"the answer has more than {self._answer_bytes} bytes: {advice}")
         return b"".join(chunks)
 
     async def _refused(
