@@ -170,6 +170,7 @@ class Reader:
 
     `lookups`: by key, the latest write and the time when its rows were requested last. `forgotten_keys`: keys whose changes since then
     the system no longer has. `latest_write`: the one when the system was last asked for its version. `loaded_s`: when all rows were last copied.
+    `looked_up_s`: when keys were looked up last.
     """
 
     host: int
@@ -179,6 +180,7 @@ class Reader:
     forgotten_keys: set[int] = dataclasses.field(default_factory=set)
     latest_write: int = -1
     loaded_s: float = -math.inf
+    looked_up_s: float = -math.inf
 
 
 def runtime_options(table: LookupTable) -> LookupOptions:
@@ -399,7 +401,7 @@ class History:
                     f"{way}: key {key} was asked for although nothing has changed since {reader.lookups[key]}, now {number}, {now_s}"
                 )
                 self.counted[why] += 1
-            reader.latest_write = number
+            reader.latest_write, reader.looked_up_s = number, now_s
             reader.lookups |= dict.fromkeys(requests.keys, (number, now_s))
             reader.forgotten_keys -= {*requests.keys}
         else:
@@ -414,7 +416,9 @@ class History:
         if key not in reader.lookups:
             return "first"
         at, at_s = reader.lookups[key]
-        if now_s - at_s >= reader.way.expires_s:
+        # The ways share the rows of a host: a lookup in which they have expired may remove them for all.
+        others = (other for other in self._readers if other.host == reader.host and other.way.cache == "PARTIAL")
+        if now_s - at_s >= reader.way.expires_s or any(r.looked_up_s - at_s >= r.way.expires_s for r in others):
             return "expired"
         if self._invalidated[reader.host].get(key, (0, -math.inf))[1] >= at_s - reader.way.early_s:
             return "invalidated"

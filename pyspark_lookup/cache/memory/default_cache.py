@@ -688,7 +688,8 @@ class DefaultLookupCache(LookupCache):
         if all(bound is None for bound in list(self._config.values())[:-1]):
             raise OptionError(
                 "a DefaultLookupCache without a bound would grow for ever: give it max_rows, max_bytes, expire_after_access_s or "
-                "expire_after_write_s (from options: lookup.partial-cache.max-rows, max-bytes, expire-after-access or expire-after-write)"
+                "expire_after_write_s (from options: lookup.partial-cache.max-rows, lookup.partial-cache.max-bytes, "
+                "lookup.partial-cache.expire-after-access or lookup.partial-cache.expire-after-write)"
             )
         self._access_s, self._write_s = expire_after_access_s, expire_after_write_s
         self._max_rows = math.inf if max_rows is None else max_rows

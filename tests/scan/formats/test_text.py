@@ -513,7 +513,7 @@ def test_dialects_and_declared_types(dim: Path, options: dict[str, str], content
 @pytest.mark.parametrize(
     ("options", "content", "message"),
     [
-        ({}, 'a,b\n"x\\"y",1\n', r"has \\\" inside quoted text, as Spark writes it: or lookup\.csv\.escape"),
+        ({}, 'a,b\n"x\\"y",1\n', r"has \\\" inside quoted text, as Spark writes it: set lookup\.csv\.escape"),
         ({}, "a\n\xff\n".encode("latin-1"), r"bytes that are not valid utf-8 .if it is in another encoding, set lookup\.csv\.encoding"),
         ({"csv__header": "false", "schema": "a INT"}, "1,2\n", r"has 2 columns and no header, but lookup\.schema or \.schema.…. has 1: a: declare all"),
         ({"csv__sep": ";;"}, "a\n", r"option lookup\.csv\.sep = ';;'.*: expected one ASCII character"),

@@ -258,9 +258,9 @@ FOREIGN = {
     "_delta_log/00000000000000000000.json": (errors.PysparkLookupError, "Delta (table|commit)"),
     ".hoodie/hoodie.properties": (errors.TableFormatError, r"Hudi table.*format\('hudi'\)"),
     "metadata/v3.metadata.json": (errors.TableFormatError, "Iceberg table.*catalog"),
-    "_temporary/": (errors.TableBusyError, "remove _temporary, which loses"),
+    "_temporary/": (errors.TableBusyError, "remove .*_temporary, which loses"),
     "_temporary/0/_temporary/attempt_1/part-0.parquet": (errors.TableBusyError, "_temporary.*lookup.busy-timeout"),
-    "__magic/": (errors.TableBusyError, "remove __magic, which loses"),
+    "__magic/": (errors.TableBusyError, "remove .*__magic, which loses"),
 }
 
 
