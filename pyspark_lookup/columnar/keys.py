@@ -415,7 +415,7 @@ def as_array(values: Numbers) -> pa.Array:
 
 
 def as_indices(rows: Numbers) -> pa.Array:
-    """Row numbers in the form that Arrow takes, without a copy if they are int64."""
+    """Row numbers in the form that Arrow takes, without a copy if they are contiguous int64."""
     return pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows, np.int64))])
 
 

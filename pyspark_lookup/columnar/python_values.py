@@ -1,4 +1,7 @@
-"""Converts Python values to Arrow columns and tables without changing a value: Arrow alone would cut 1.5 to an integer, and a time to its day.
+"""Converts Python values to Arrow columns and tables, and rows back to dictionaries.
+
+A value that would change is an error, except that floats are rounded for a column of 32-bit floats. Arrow alone would truncate 1.5 to an integer,
+and a datetime to its date.
 
 `as_arrow_rows` and `as_key_table` take rows and keys in all forms in which Python users have them.
 """

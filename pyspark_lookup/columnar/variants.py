@@ -68,7 +68,7 @@ class _Dictionaries:
     """The field names in the metadata of a column. Rows with the same metadata share a dictionary.
 
     `numbers`: the number of each row's dictionary, -1 for a row that is null. `firsts`: the number of each dictionary's first name among the names
-    of all dictionaries. `ranks`: for each of these, its rank in "lexicographical order"; the same names have the same rank.
+    of all dictionaries. `ranks`: for each of these names, its rank in "lexicographical order"; the same names have the same rank.
     """
 
     def __init__(self, metadata: pa.Array) -> None:

@@ -56,7 +56,7 @@ _LONG_S = 10.0  # work that takes longer than this no longer counts for `Timer.h
 class Timer:
     """Runs tasks one after the other on one thread, each at the time that it has asked for. The thread ends when no task is left.
 
-    `start`: a function that starts a thread with the given name and function. Must not be used after a fork.
+    `start`: a function that starts a thread with the given name and function. A timer must not be used after a fork.
     """
 
     def __init__(self, start: Callable[[str, Callable[[], None]], object]) -> None:

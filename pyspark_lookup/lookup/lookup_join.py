@@ -194,8 +194,9 @@ class LookupRows:
 
 @dataclasses.dataclass(frozen=True)
 class _Batch:
-    """Keys to look up. `values`: for each row of the batch what the rows of its key must match (None: nothing). `places`: for each row of the
-    batch the number of its key, -1 for a key with a null (None: the keys are those of the rows, in their order)."""
+    """The keys of a batch of rows, to look up. `values`: for each row of the batch, the value that the table's rows with its key must match (None:
+    there is no such value). `places`: for each row of the batch, the position of its key in `keys`; -1 for a key with a null (None: `keys` has
+    the key of each row, in the order of the rows)."""
 
     keys: pa.Table
     values: pa.Array | None = None

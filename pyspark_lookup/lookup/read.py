@@ -367,7 +367,10 @@ class SnapshotReader:
     def unchanged(
         self, full: FullCache, table: Table, options: LookupOptions, version: TableVersion
     ) -> Snapshot | None:
-        """The snapshot of a version, if a full cache in CACHE mode still answers from it and needs no reload; otherwise None."""
+        """The snapshot of a version, if a full cache in CACHE mode still answers from it and needs no reload; otherwise None.
+
+        Also None if the snapshot lacks a commit of this host, and if the table's catalog must be asked whether this principal may read the table.
+        """
         snapshot = full.unchanged(version)
         if snapshot is None or not self._resolver.host.includes_own_writes(table, options, version):
             return None

@@ -258,7 +258,8 @@ class ReadOptions:
     )
     split_size: int = option(
         "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, default_text="128 MiB",
-        doc="A scan of more bytes than this, in all its files together, is split into tasks of about this size.",
+        doc="A scan of more bytes than this, in all its files together, is split into tasks of about this size. Joins and SQL functions use it as "
+            "the limit for a small table.",
     )
     # fmt: on
 
@@ -316,8 +317,9 @@ class VersionOptions:
     on_gone: enums.OnVersionGone | None = option(
         "lookup.on-version-gone", choice(enums.OnVersionGone), None, default_text="NEWER; FAIL for tables that keep versions",
         doc="If a file is replaced or removed after the query has decided which version it reads: read the newer version (NEWER), or fail (FAIL). "
-            "With NEWER, a scan of several tasks fails nevertheless if it would mix versions. With FAIL, a read in one task that has chosen the "
-            "version itself reads the newer one.",
+            "With NEWER, a scan of several tasks fails nevertheless if it would mix versions. With FAIL, a scan in one task "
+            "may nevertheless read the newer version: if this task itself has found out which version is current (see `lookup.version-at`), and has "
+            "read nothing of the lost one. Lookups by key then fail.",
     )
     # fmt: on
 
@@ -396,9 +398,10 @@ class CacheOptions:
 
     # fmt: off
     mode: CacheMode = option(
-        "lookup.cache", choice(CacheMode), CacheMode.NONE,
+        "lookup.cache", choice(CacheMode), CacheMode.NONE, default_text="NONE; for joins and SQL functions, FULL if the table is small",
         doc="What a host caches (FLIP-221). NONE: the parts of the files that it has read. PARTIAL: also the rows of the keys that "
-            "were looked up. FULL: all rows, decoded and indexed, on local disk.",
+            "were looked up. FULL: all rows, decoded and indexed, on local disk. If neither an option nor the conf file sets this, joins and "
+            "SQL functions use FULL for a table of files of up to `lookup.scan.split-size`, unless `lookup.metadata.source` = CACHE.",
     )
     path: str | None = option(
         "lookup.cache.dir", Kind("path", parse_text), None, default_text="`lookupcache-<uid>` in the system's temporary directory",
@@ -522,8 +525,8 @@ class FullCacheOptions:
     strategy: ReloadStrategy | str = option(
         "lookup.full-cache.reload-strategy", Kind("PERIODIC, TIMED or `module:factory`", parse_reload_strategy), ReloadStrategy.PERIODIC,
         doc="With FULL: what triggers reloads. With lookup.metadata.source=UFS, a query that finds a new version triggers a reload, too, so you can "
-            "leave out this option and the interval. If you set PERIODIC, or with CACHE, set `periodic-reload.interval`, too. A factory takes the "
-            "`LookupOptions` and returns a `CacheReloadTrigger`.",
+            "leave out this option and the interval. PERIODIC needs `periodic-reload.interval` if you set PERIODIC yourself, and always with "
+            "CACHE. TIMED needs `timed-reload.iso-time`. A factory takes the `LookupOptions` and returns a `CacheReloadTrigger`.",
     )
     interval_s: float | None = option(
         "lookup.full-cache.periodic-reload.interval", POSITIVE_DURATION, None,

@@ -464,7 +464,7 @@ class OpenFile:
 
 
 class Latest(Generic[T]):
-    """An LRU cache in memory of values up to a total weight. It also drops values that were not used in the last `rounds` rounds.
+    """An LRU cache in memory of values up to a total weight; one value stays even if it weighs more. It also drops values that were not used in the last `rounds` rounds.
 
     A round begins with each call of `begin_round`.
     """

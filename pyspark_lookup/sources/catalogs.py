@@ -45,8 +45,8 @@ class CatalogOptions(KindOptions):
     )
     properties: tuple[tuple[str, str], ...] = option(
         "lookup.catalog.*", Kind("any", str), (),
-        doc="Properties of the catalog that `lookup.catalog` names. They come before those in PyIceberg's configuration, e.g. "
-            "`lookup.catalog.uri`; never credentials.",
+        doc="Properties of the catalog that `lookup.catalog` names, e.g. `lookup.catalog.uri`; never credentials. They override those in "
+            "PyIceberg's configuration.",
         secrets="give it to PyIceberg, in .pyiceberg.yaml or in the environment of each machine that reads; for Unity Catalog set UNITY_CATALOG_TOKEN, "
         "or UNITY_CATALOG_CLIENT_ID and UNITY_CATALOG_CLIENT_SECRET, there, or name a function with lookup.credentials",
     )

@@ -1,7 +1,7 @@
 """What an executor's Python worker runs: `read` for the task of a scan, and for a lookup the functions `Resolve` and `Probe`.
 
-`Resolve` and `Probe` hold all that they need as texts, so that equal functions have equal pickles. By the pickles Spark sees that two
-functions are equal, and then runs `Resolve` once for both.
+`Resolve` and `Probe` hold only simple values, most of them texts, so that equal functions have equal pickles. Spark compares functions by their
+pickles, and runs `Resolve` only once if two are equal.
 """
 
 from __future__ import annotations

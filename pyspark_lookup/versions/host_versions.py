@@ -151,7 +151,7 @@ class HostVersions:
         return self._seen_s.get(table.id, 0.0)
 
     def missing_since_s(self, table: Table, seen_s: float) -> float:
-        """When this host first found that a table which it last saw at `seen_s` is missing; the current time, if it finds so now.
+        """When this host first found that a table which it last saw at `seen_s` is missing. If it finds this only now: the current time, which it records.
 
         Times are on the steady clock.
         """

@@ -366,8 +366,8 @@ class VersionMetadata:
 
     `table_id`: an id that changes if the table is dropped and recreated. `position`: the version's place in the order of the table's versions (None:
     only times order them). `number`: the number by which `lookup.version` names the version (None: versions have no numbers). `state`: a
-    text by which the source finds the version again (for a managed table, its valid write ids in Hive's form). `digest`: 15 hex digits,
-    equal for versions with the same rows in the same files. `keys`: the key columns. `schema`: all columns, as `text_of_schema` writes them.
+    text by which the source finds the version again (for a managed table, its valid write ids in Hive's form). `digest`: 15 hex digits;
+    versions with the same digest have the same rows in the same files. `keys`: the key columns. `schema`: all columns, as `text_of_schema` writes them.
     `partitions`: the columns that are not in the files. `rewrites`: the table's latest compactions.
     """
 

@@ -551,7 +551,7 @@ class FullCache:
         return limit_s is not None and state.age_s(clock.wall_s(), clock.steady_s(), clock.boot) > limit_s
 
     def _renew(self, state: State) -> Snapshot:
-        """A snapshot that is not older than `max_staleness_s`, which may be loaded now. Raises ReloadFailedError if there is none.
+        """A snapshot that is not older than `max_staleness_s`; if need be, this call loads it. Raises ReloadFailedError if there is none.
 
         The race: many queries may find at the same time that the snapshot is too old. The first one that gets the lock loads. The others then
         find the new snapshot, or that the load has failed, and do not ask the store again.

@@ -613,7 +613,7 @@ class SnapshotLoader:
         progress = _Progress(load.progress, total)
 
         def decode(placed_units: Sequence[PlacedUnit]) -> list[tuple[int, PreparedUnit, int]]:
-            """Pass the rows of some units to the builder. Returns (file, unit, rows) of each unit."""
+            """Pass the rows of some units to the builder. Returns (file number, unit, number of rows) for each unit."""
             unit_rows: list[tuple[int, PreparedUnit, int]] = []
             builder.add(
                 map(progress.report_piece, read_live_rows(placed_units, numbers, load.deleted, total, unit_rows))

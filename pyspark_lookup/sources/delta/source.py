@@ -595,7 +595,7 @@ class Newest:
     def commits(self) -> list[tuple[int, FileVersion]]:
         """(version, file) of the commits that the log and the catalog still have, oldest first. One LIST.
 
-        Of a table that its catalog manages, only those up to this state: the catalog may not have ratified later ones.
+        For a table that its catalog manages, only those up to this state: the catalog may not have ratified later ones.
         """
         commits = self.log.commits(self.ratified)
         return commits if self.ratified is None else [commit for commit in commits if commit[0] <= self.state.version]

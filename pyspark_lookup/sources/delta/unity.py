@@ -121,7 +121,7 @@ class UnityLender:
 
 
 class UnityCatalog:
-    """The Unity Catalog server with the address `uri`; None: the one that the environment names. Must not be used after a fork.
+    """The Unity Catalog server with the address `uri`; None: the one that the environment names. An object must not be used after a fork.
 
     `name`: the name of the catalog in errors. `login`: returns a `token`, or `client_id` and `client_secret`; None: the environment has them.
     `token_uri`: where a token is given for the credentials of a client; None: where Databricks gives it. `clock`: for the lives of tokens. `draw`: as of

@@ -128,7 +128,7 @@ def _is_job_directory(name: str) -> bool:
 
 
 def _reach(listing: Listing, pattern: str) -> list[str]:
-    """The listed directories in which files of the glob may lie; all of them if `pattern` is empty."""
+    """The listed directories whose parent may have files of the glob, in itself or further down; all of them if `pattern` is empty."""
     if not pattern:
         return list(listing.directories)
     return [d for d in listing.directories if glob_reaches(f"{listing.url}/{d}".rpartition("/")[0], pattern)]

@@ -156,7 +156,7 @@ class CatalogAnswer:
 
 
 class Catalog:
-    """The catalog with this name in PyIceberg's configuration, or with these `properties` instead. Must not be used after a fork.
+    """The catalog with this name in PyIceberg's configuration, which `properties` override. An object must not be used after a fork.
 
     PyIceberg is imported when the catalog is first asked. `call_s`: the timeout of each call. `now_s`: the time (Unix time), for answers that
     do not state it.

@@ -179,7 +179,7 @@ def _tasks(
 
 
 def _removes(write: TableWrite) -> bool:
-    """Whether a write removes rows that the table had before."""
+    """Whether a write may remove rows that the table had before."""
     return write.mode is WriteMode.OVERWRITE or bool(write.deletes)
 
 

@@ -43,7 +43,7 @@ class ChangeOptions(KindOptions):
     start: enums.StreamStart | int = option(
         "lookup.stream.start", Kind("SNAPSHOT, LATEST or log position", parse_stream_start), enums.StreamStart.SNAPSHOT,
         doc="Streams of changes: start with all current rows (SNAPSHOT), with the commits from now on (LATEST), or with "
-            "the commits after this log position (a number).",
+            "the commits after this log position: the number of a version, which `lookup.view=versions` lists and `LookupTable.write` returns.",
     )
     max_rows: int | None = option(
         "lookup.stream.max-rows-per-trigger", POSITIVE_COUNT, None,

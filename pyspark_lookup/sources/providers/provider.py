@@ -152,9 +152,9 @@ class ProviderOptions(KindOptions):
     )
     retry_fixed_delay_s: float | None = option(
         "lookup.retry.fixed-delay", POSITIVE_DURATION, None,
-        doc="Providers: the pause before keys without rows are looked up again. For `lookup_join(…, wait=…)` with a provider without `version()`, "
-            "set it alone, without `lookup.retry.predicate` and `lookup.retry.max-attempts`. With a `version()`, leave it out: each new version is "
-            "looked up.",
+        doc="Providers: the pause before keys without rows are looked up again. For `lookup_join(…, wait=…)`, set it alone, without "
+            "`lookup.retry.predicate` and `lookup.retry.max-attempts`, if the provider has no `version()`. If it has one, leave it out there: waiting "
+            "rows are looked up again in each new version.",
     )
     retry_max_attempts: int | None = option(
         "lookup.retry.max-attempts", POSITIVE_COUNT, None,

@@ -544,10 +544,10 @@ class Disk(Segments, Claims, Counters):
             self._evict_records(self.usage().records - self.budget() // RECORDS_SHARE)
 
     def clear(self) -> tuple[int, int]:
-        """Remove everything that no running process writes. Returns (number of files, bytes).
+        """Remove blocks, segments, records, claims, and the counters of dead processes. Returns (number of files, bytes).
 
-        Counters of live processes stay, as do files that are being written, and the marks of removed series of records. Readers find nothing
-        meanwhile, and a running query may lose its version.
+        Counters of live processes and files that are still being written stay. So does the mark that `forget_records` leaves for a removed series of
+        records. Until the caches fill again, readers find nothing, and a running query may lose its version.
         """
         self._remove_dead(0)
         alive = {self._root / "counters" / counts.name for counts in self.counters("") if counts.alive}

@@ -548,7 +548,7 @@ class TableState:
     def valid_write_ids(self, position: int | None = None) -> ValidWriteIdList:
         """The list of the writes that are valid after the event at `position` (None: now).
 
-        The list names the aborted writes that ended after the start of the position's page. Earlier aborted writes need no mention, because
+        The list names the aborted writes that ended after the last end of a page up to the position. Earlier aborted writes need no mention, because
         they have no rows. Raises ValueError for a position beyond the log, EarlierStateError for a position before `since`.
         """
         at = self.position if position is None else position
@@ -572,7 +572,7 @@ class TableState:
         return ValidWriteIdList(self.table_id, highest_id, open_ids, aborted_ids)
 
     def _page_begin(self, position: int) -> int:
-        """The position before the first position of the page of `position`."""
+        """The last position up to `position`, itself included, at which a page ends: a multiple of `page`; 0 if there is none."""
         return position // self.page * self.page
 
     def version(self, position: int | None = None) -> VersionMetadata:
