@@ -203,10 +203,12 @@ class CacheFullError(PysparkLookupError, OSError):
 class UfsError(PysparkLookupError, OSError):
     """The store failed: in every attempt, or in a way that another attempt will not fix.
 
-    `expired`: whether expired credentials are the reason; None: the store refused the credentials, and did not say why.
+    `expired`: whether expired credentials are the reason; None: the store refused the credentials, and did not say why. `reason`: the store's own
+    words, without advice; None: it gave none.
     """
 
     expired: bool | None = False
+    reason: str | None = None
 
 
 class UfsNotFoundError(UfsError, FileNotFoundError):

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache
 from pyspark_lookup.cli.output import CACHE_DIR, JSON, OPTION, disk_space, given_options, show, typed_keys
 from pyspark_lookup.columnar.keys import Keys
-from pyspark_lookup.errors import OptionError
+from pyspark_lookup.errors import OptionError, raise_ours
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.storage.disk import DiskSpace
@@ -67,8 +67,21 @@ def advise(path: str, trace: Path | None, options: tuple[str, ...], cache_dir: s
 
 
 def _read_trace(trace: Path, table: LookupTable) -> pa.Table:
-    """The keys of a trace, in the types of the key columns. Raises OptionError for a file that lacks one of these columns."""
+    """The keys of a trace, in the types of the key columns. Raises OptionError for a file that lacks one of these columns, or cannot be read."""
     names = table.keys
+    try:
+        return _parse_trace(trace, names, table)
+    except (pa.ArrowException, UnicodeDecodeError) as problem:
+        raise_ours(
+            OptionError(
+                f"--trace {trace}: it cannot be read ({problem}): give text in UTF-8 with one key on each line, or a parquet file with the key columns "
+                f"{', '.join(names)} in the table's types"
+            ),
+            problem,
+        )
+
+
+def _parse_trace(trace: Path, names: Sequence[str], table: LookupTable) -> pa.Table:
     if trace.suffix == ".parquet":
         trace_table = pq.read_table(trace)
         missing = [name for name in names if name not in trace_table.column_names]

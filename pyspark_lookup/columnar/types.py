@@ -178,12 +178,15 @@ def unreadable(kind: pa.DataType) -> str | None:
     return kind.type_name if isinstance(kind, pa.OpaqueType) and kind.vendor_name == __name__ else None
 
 
-def check_all_readable(schema: pa.Schema) -> None:
-    """Raise UnreadableColumnError for the first column that cannot be read. The error says why, and how to leave the column out."""
+def check_all_readable(schema: pa.Schema, place: str = "") -> None:
+    """Raise UnreadableColumnError for the first column that cannot be read. The error says why, and how to leave the column out.
+
+    `place`: the table, as the error's text begins.
+    """
     for field in schema:
         if (reason := unreadable(field.type)) is not None:
             raise UnreadableColumnError(
-                f"{reason}: leave {field.name!r} out with lookup.columns, or with a schema that lacks it (lookup.schema for files, .schema(…))"
+                f"{place}{reason}: leave {field.name!r} out with lookup.columns, or with a schema that lacks it (lookup.schema for files and databases, .schema(…))"
             )
 
 

@@ -143,8 +143,8 @@ def read_all_from_version(
         return collect_table(batches, columns, url), resolution
     if not reader.versions.reads_all_rows:
         raise OptionError(
-            f"{plan.options.place} returns rows by key only: look up by keys as well, or make the "
-            "provider's factory return a provider with a scan"
+            f"{plan.options.place} returns rows by key only: look up by keys as well, or, if the provider is your own, make its "
+            "factory return a provider with a scan"
         )
 
     def read(version: TableVersion) -> pa.Table:

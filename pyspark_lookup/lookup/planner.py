@@ -73,7 +73,7 @@ def table_columns(resolved_table: ResolvedTable, options: LookupOptions, readabl
     select_partitions(resolved_table.table, resolved_table.version, options)
     if options.read.columns is None:
         if readable:
-            check_all_readable(everything)
+            check_all_readable(everything, f"{redact('path', resolved_table.table.url)}: ")
         return everything
     return pa.schema(
         [everything.field(name) for name in resolve_names(options.read.columns, everything, "lookup.columns")]
@@ -170,7 +170,7 @@ def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPla
     if not reader.versions.reads_all_rows:
         raise OptionError(
             f"{plan.options.place} returns rows by key only: name the keys in "
-            'lookup.where (e.g. "id IN (1, 2)"), use LookupTable.get, or make the provider\'s factory return a provider with a scan'
+            'lookup.where (e.g. "id IN (1, 2)"), use LookupTable.get, or, if the provider is your own, make its factory return a provider with a scan'
         )
     files = select_partitions(resolved_table.table, resolved_table.version, plan.options)
     if isinstance(files, ColumnFiles) and plan.options.version.at is not VersionAt.READ:

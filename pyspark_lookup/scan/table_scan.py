@@ -153,15 +153,15 @@ class DeletedRows:
         places = {file.url: (file.url, groups[id(file.deletes)]) for file in files}
         new = {file.url: file for file in files if places[file.url] not in merged}
         if new:
-            by_name = self._read(list(deletes.values()))
+            by_name = self._read(list(deletes.values()), root)
             for url, file in new.items():
                 path = url.removeprefix(root + "/")
                 parts = [by_name[delete.name][path] for delete in file.deletes if path in by_name[delete.name]]
                 merged[places[url]] = None if not parts else np.unique(np.concatenate(parts))
         return {file.url: positions for file in files if (positions := merged[places[file.url]]) is not None}
 
-    def _read(self, deletes: Sequence[Deletes]) -> dict[str, Mapping[str, Numbers]]:
-        """For each of the deletes, by name, the positions that it names in each data file, by the file's path."""
+    def _read(self, deletes: Sequence[Deletes], root: str) -> dict[str, Mapping[str, Numbers]]:
+        """For each of the deletes, by name, the positions that it names in each data file, by the file's path. `root`: the table, for errors."""
         with self._lock:
             by_name = {
                 delete.name: self._positions_by_name[delete.name]
@@ -181,7 +181,10 @@ class DeletedRows:
         }
         for delete in missing:
             if delete.place is None:
-                by_name[delete.name] = delete.positions(b"")
+                try:
+                    by_name[delete.name] = delete.positions(b"")
+                except DamagedFileError as problem:
+                    raise DamagedFileError(f"{redact('path', root)}: {problem}") from None
                 continue
             file, part = delete.place
             try:

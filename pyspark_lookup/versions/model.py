@@ -867,7 +867,8 @@ def _select_files(
         name = name_by_lowercase.get(column.lower(), "")
         if not separator or not name:
             raise OptionError(
-                f"option lookup.partition = {options.files.partition!r}: expected max_pt() or k=v,… over {', '.join(fields.names)}"
+                f"option lookup.partition = {options.files.partition!r}: expected max_pt() or column=value,…; the partition columns of "
+                f"{redact('path', table.url)} are {', '.join(fields.names)}"
             )
         try:
             raw = None if value == NULL_PARTITION else unescape(value)

@@ -142,6 +142,13 @@ def test_advise(run: Run, dim: Path, tmp_path: Path) -> None:
     assert advise("trace.parquet").json["distinct_keys"] == 2
     assert "column id is int64" in advise("words.txt").err
     assert "no key column 'id'" in advise("other.parquet").err
+    (tmp_path / "latin.txt").write_bytes(b"\xe9\n")
+    (tmp_path / "text.parquet").write_text("1\n")
+    pq.write_table(pa.table({"id": ["x"]}), tmp_path / "texts.parquet")
+    for name in ("latin.txt", "text.parquet", "texts.parquet"):
+        assert re.fullmatch(
+            rf"error: --trace \S+{name}: it cannot be read .* key columns id in the table's types\n", advise(name).err
+        )
 
 
 def test_a_warm_host(run: Run, dim: Path, cache_dir: Path, tmp_path: Path) -> None:

@@ -346,7 +346,7 @@ def damaged_file_error(file: FileVersion, kind: str, problem: object) -> Damaged
 
 
 def _damage(file: FileVersion, kind: str, problem: object) -> str:
-    return f"{redact('path', file.url)} is not a readable {kind} file: {problem}".rstrip(" .:\n")
+    return f"{redact('path', file.url)} is not a readable {kind} file: {' '.join(str(problem).split())}".rstrip(" .:")
 
 
 @contextlib.contextmanager

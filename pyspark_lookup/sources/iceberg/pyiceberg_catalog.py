@@ -81,6 +81,10 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     CatalogUnavailableError if the catalog does not answer.
     """
     _check_servers(name, properties)
+    if is_rest(name, properties) and not _configuration(name, properties).get("uri"):
+        raise OptionError(
+            f"option lookup.catalog = {name!r}: the REST catalog has no uri: set lookup.catalog.uri, or its uri in PyIceberg's configuration"
+        )
     try:
         if is_rest(name, properties):
             catalog: Catalog = DirectRestCatalog(name, **_configuration(name, properties), **_CATALOG_PROPERTIES)
@@ -283,7 +287,11 @@ def _wrong_endpoint_error(name: str, response: Any) -> CatalogUnavailableError:
 
 
 def _unavailable_error(name: str, problem: Exception | str) -> CatalogUnavailableError:
-    fault = problem if isinstance(problem, str) else f"gave no answer: {type(problem).__name__}: {problem}"
+    fault = (
+        problem
+        if isinstance(problem, str)
+        else f"gave no answer: {type(problem).__name__}: {' '.join(str(problem).split())}"
+    )
     return CatalogUnavailableError(
         f"the Iceberg catalog {name!r} {fault}; try again later, or check its properties (PyIceberg's configuration, lookup.catalog.…)"
     )

@@ -680,12 +680,12 @@ class TableWriter:
             new_definition = (
                 definition if columns is None else match_definition(definition, columns, True, self._redacted_path)
             )
-            key_names = (
-                definition.keys if keys is None else tuple(resolve_names(keys, new_definition.schema, "lookup.keys"))
-            )
+            key_names = definition.keys
+            if keys is not None:
+                key_names = tuple(resolve_names(keys, new_definition.schema, f"{self._redacted_path}: argument keys"))
             if len(set(key_names)) < len(key_names):
                 raise SchemaError(
-                    f"option lookup.keys = {','.join(keys or ())!r} names a column twice: name each column once"
+                    f"{self._redacted_path}: argument keys = {list(keys or ())!r} names a column twice: name each column once"
                 )
             check_key_types([new_definition.schema.field(name) for name in key_names])
             new_properties = {**definition.properties, **(properties or {})}

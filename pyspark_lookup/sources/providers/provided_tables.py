@@ -60,7 +60,8 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
     cache = brings or options.cache.mode
     if cache is CacheMode.FULL and not provided_table.scans:
         raise OptionError(
-            f"option lookup.cache = 'FULL': provider {provided_table.name} has no scan function: pass scan=... to the provider, or set lookup.cache = 'PARTIAL' or 'NONE'"
+            f"option lookup.cache = 'FULL': provider {provided_table.name} has no scan function: set lookup.cache = 'PARTIAL' or "
+            "'NONE', or, if the provider is your own, pass scan=... to it"
         )
     idle = [key for key in options.explicit if key == "lookup.async.capacity" and not provided_table.asynchronous]
     idle += [key for key in options.explicit if key.startswith("lookup.retry.") and whole]

@@ -359,7 +359,7 @@ class LentStore:
         )
         raise_ours(
             UfsPermissionError(
-                f"{redact('path', url)} is read with credentials that {self._holder.name} has lent, but the store {what} ({refusal}): {advice}"
+                f"{redact('path', url)} is read with credentials that {self._holder.name} has lent, but the store {what} ({refusal.reason or refusal}): {advice}"
             ),
             refusal,
         )

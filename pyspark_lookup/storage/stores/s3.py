@@ -283,8 +283,10 @@ class S3Store:
             count("delete")
             answer = self._fs.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
             for failed in answer.get("Errors", []):
+                reason = failed.get("Message") or failed.get("Code") or "the store does not say why"
                 raise UfsError(
-                    f"{redact('path', directory)}: {failed.get('Key')} was not removed: {failed.get('Message')}"
+                    f"{redact('path', directory)}: {failed.get('Key')} was not removed: {reason}: try again, and check that the credentials have "
+                    "s3:DeleteObject"
                 )
 
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:

@@ -433,6 +433,7 @@ def our_error(error: BaseException, url: str) -> BaseException:
     if status in (401, 403) or code in _EXPIRED or local or "NoCredentialsError" in names:
         refusal = UfsPermissionError(text if advice else f"{text} ({_CHECK})")
         refusal.expired = code in _EXPIRED or status == 401 or None
+        refusal.reason = foreign_text(_reason(chain, missing))
         return refusal
     if timed_out:
         return UfsTimeoutError(text)

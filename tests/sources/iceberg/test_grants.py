@@ -551,6 +551,13 @@ def test_credentials_of_a_configuration_are_for_its_servers(world: World, monkey
         reader = alice.open(**{f"catalog.{name}": "http://other.example/token"})
         match = rf"lookup\.catalog\.{name} = 'http://other\.example/token' is a different server from"
         world.refused(errors.OptionError, match, functools.partial(alice.ids, reader))
+    monkeypatch.delenv("PYICEBERG_CATALOG__TESTS__URI")
+    unnamed = {"lookup.catalog": "unnamed", "lookup.catalog.type": "rest", "lookup.keys": "id"}
+    world.refused(
+        errors.OptionError,
+        "'unnamed': the REST catalog has no uri: set lookup.catalog.uri",
+        lambda: LookupTable("ns.t", unnamed).get(1),
+    )
     assert world.take_requests() == []
     alice = world.process()
     assert alice.ids(alice.open()) == [1, 2, 3]
@@ -639,7 +646,7 @@ def test_a_location_that_is_not_covered(world: World, is_stated: bool) -> None:
     else:
         lend = world.store.lend
         world.store.lend = lambda url, lives_s: lend(f"{url}/elsewhere", lives_s)  # type: ignore[method-assign]
-        error = r"credentials that the Iceberg catalog 'tests' has lent, but the store refuses them: they do not cover the location"
+        error = r"credentials that the Iceberg catalog 'tests' has lent, but the store refuses them: they do not cover the location \(Forbidden\): have"
     world.refused(errors.PysparkLookupError, error, lambda: alice.ids(alice.open()))
     assert world.take_requests() == [("alice", "table")]
 

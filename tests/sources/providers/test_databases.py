@@ -301,8 +301,17 @@ def test_mariadb_values_that_are_no_time(mariadb: Database) -> None:
 def test_sqlite_values_of_other_types(sqlite: Database) -> None:
     """A value that its column does not declare is an error that names the column; so is a column without a type, unless lookup.schema has it."""
     name = sqlite.create("i INTEGER, t TEXT COLLATE NOCASE, x", "(1, 'a', 1)", "('wrong', 'c', 'text')")
-    with pytest.raises(SchemaError, match=r"column 'x' has no declared type: declare the columns in lookup.schema"):
+    with pytest.raises(SchemaError, match=r"column 'x' has no declared type .lookup.schema can declare it."):
         sqlite.table(name, "t").get("a")
+    with pytest.raises(
+        OptionError,
+        match=r"key column 'i' cannot be compared as int32 in the database: declare it in lookup.schema as BIGINT",
+    ):
+        sqlite.table(name, "i", {"lookup.schema": "i INT, t STRING"})
+    with pytest.raises(
+        LookupFunctionError, match=r"cannot be read with option lookup.query: .*syntax error.*: check lookup.query"
+    ):
+        sqlite.query("selec 1", "i", ONCE).get(1)
     assert sqlite.table(name, "t", ONCE, {"lookup.columns": "t, i"}).get("a") == [{"t": "a", "i": 1}]
     table = sqlite.table(name, "t", ONCE, {"lookup.schema": "t STRING, i BIGINT"})
     assert table.get("a") == [{"t": "a", "i": 1}]

@@ -212,7 +212,7 @@ REFUSED: list[tuple[Make, list[tuple[Options, str]]]] = [
     (keyed(), [
         ({"lookup.async.capacity": 5}, r"lookup.async.capacity has no meaning, because provider .* is synchronous"),
         ({"lookup.view": "files"}, r"describe\(\), metrics\(\) or"),
-        (FULL, "has no scan function: pass scan=... to the provider"),
+        (FULL, "has no scan function: set lookup.cache = .PARTIAL"),
         (BY_ROWS, r"has no version\(\).*set lookup.partial-cache.expire-after-write"),
         ({"lookup.provider.password": "hunter2"}, "lookup.provider.password looks like a credential"),
         ({"lookup.version": "3"}, "lookup.version"),

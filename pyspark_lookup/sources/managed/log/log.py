@@ -327,9 +327,9 @@ class LogPages:
                         return replayed_state
         first = max(ends[0] - state.page if ends else state.since, state.oldest)
         raise VersionGoneError(
-            f"{self._redacted_path}: the log was trimmed: it has the versions from position {first} on. Restart a "
-            f"stream with a new checkpoint: from the current table (lookup.stream.start = SNAPSHOT), or from the oldest changes that the log "
-            f"still has (lookup.stream.start = {first})"
+            f"{self._redacted_path}: the log was trimmed, and only versions from {first} on can be read: read one of them, or take a newer list of write "
+            "ids (LookupTable.valid_write_ids). A stream starts again with a new checkpoint: from the current table (lookup.stream.start = SNAPSHOT), or "
+            f"from the oldest changes that the log still has (lookup.stream.start = {first})"
         )
 
     def _replay(self, state: TableState, base: int, end: int) -> TableState | None:

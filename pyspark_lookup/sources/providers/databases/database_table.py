@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tenacity
 
+from pyspark_lookup.columnar.ddl import type_ddl
 from pyspark_lookup.columnar.keys import Keys, as_indices, match_rows, one_array
 from pyspark_lookup.columnar.predicate import Predicate
 from pyspark_lookup.columnar.sql_predicate import parse_where
@@ -24,7 +25,7 @@ from pyspark_lookup.columnar.types import (
     unreadable_type,
 )
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.errors import OptionError, PysparkLookupError
+from pyspark_lookup.errors import LookupFunctionError, OptionError, PysparkLookupError, raise_ours, reason_of
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import Kind, option, parse_text
@@ -197,9 +198,14 @@ class DatabaseTable:
             if unreadable(types.field(key.name).type) is not None:
                 continue  # the caller refuses such a key
             if not key.findable or types.field(key.name).type != spark_type(key.type):
+                advice = (
+                    f"declare it in lookup.schema as {type_ddl(spark_type(key.type))}, its type there"
+                    if key.findable and self._declared is not None
+                    else "cast it in lookup.query, to text for instance"
+                )
                 raise OptionError(
-                    f"{self._source.label}: key column {key.name!r} cannot be compared as {types.field(key.name).type} in the database: cast it in "
-                    "lookup.query, to text for instance, or leave it out of lookup.schema"
+                    f"{self._source.label} of {self._database.address.place}: key column {key.name!r} cannot be compared as "
+                    f"{types.field(key.name).type} in the database: {advice}"
                 )
         readable = [column for column in columns if unreadable(types.field(column.name).type) is None]
         read = readable if context.columns is None else _named(columns, (*context.keys, *context.columns))
@@ -223,7 +229,7 @@ class DatabaseTable:
     def _columns(self) -> tuple[list[Column], pa.Schema]:
         """(the columns, in the types in which the database returns them; their types here)."""
         if self._described is None:
-            self._described = self._retry(self._describe)
+            self._described = self._describe_with_retries()
         columns = self._described
         if self._declared is not None:
             names = resolve_names(
@@ -239,15 +245,28 @@ class DatabaseTable:
         place = f"{self._source.label} of {self._database.address.place}"
         fields = [
             column.field.with_type(
-                unreadable_type(
-                    f"{place}: column {column.name!r} has no declared type: declare the columns in lookup.schema"
-                )
+                unreadable_type(f"{place}: column {column.name!r} has no declared type (lookup.schema can declare it)")
             )
             if pa.types.is_null(column.type)
             else column.field
             for column in columns
         ]
         return columns, lenient_schema(pa.schema(fields), place)
+
+    def _describe_with_retries(self) -> list[Column]:
+        try:
+            return self._retry(self._describe)
+        except PysparkLookupError:
+            raise
+        except Exception as problem:
+            option = self._options.system
+            raise_ours(
+                LookupFunctionError(
+                    f"{self._database.address.place} cannot be read with option {option}: {reason_of(problem)}: check {option}, and whether the "
+                    "database answers"
+                ),
+                problem,
+            )
 
     def _describe(self) -> list[Column]:
         with contextlib.closing(self._database.connect()) as connection:
@@ -326,7 +345,7 @@ class _Versions:
             version = pa.array([since]).cast(self._type or self._value().type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # lookup.version-query was another statement then
             return None
-        rows = self._ask(lambda connection: connection.query(statement, MOST_CHANGES, version))
+        rows = self._ask("lookup.changes-query", lambda connection: connection.query(statement, MOST_CHANGES, version))
         if rows is None:
             return None
         spelled = {name.lower(): name for name in rows.column_names}
@@ -348,7 +367,7 @@ class _Versions:
         """An array with the version, in the database's type."""
         assert self._options.version_query is not None
         statement = self._database.without_end(self._options.version_query)
-        rows = self._ask(lambda connection: connection.query(statement, 1))
+        rows = self._ask("lookup.version-query", lambda connection: connection.query(statement, 1))
         if rows is None or rows.num_rows != 1 or rows.num_columns != 1 or rows.column(0).null_count:
             if rows is None:
                 outcome = "returned several rows"
@@ -364,7 +383,8 @@ class _Versions:
             )
         return one_array(rows.column(0))
 
-    def _ask(self, ask: Callable[[Connection], T]) -> T:
+    def _ask(self, option: str, ask: Callable[[Connection], T]) -> T:
+        """What `ask` returns for a connection. `option`: the one that has the statement."""
         with self._lock:
             kept = self._connection
             self._connection = None
@@ -377,9 +397,11 @@ class _Versions:
             connection = self._database.connect()
             try:
                 answer = ask(connection)
-            except BaseException:
+            except BaseException as problem:
                 connection.close()
-                raise
+                if isinstance(problem, PysparkLookupError) or not isinstance(problem, Exception):
+                    raise
+                raise_ours(LookupFunctionError(f"option {option} failed: {reason_of(problem)}"), problem)
             self._keep(connection, answer)
             return answer
 

@@ -152,6 +152,9 @@ class HttpOptions(NamedProviderOptions):
                 origin=self.url.partition("{")[0],
                 batch_size=self.batch_size if requests.batch else 1,
                 timeout_s=min(self.timeout_s, calls.async_timeout_s),
+                timeout_option="lookup.http.timeout"
+                if self.timeout_s <= calls.async_timeout_s
+                else "lookup.async.timeout",
                 pause_at_most_s=calls.async_timeout_s,
                 headers=dict(self.headers),
                 login=options.kind(CredentialOptions).function,

@@ -101,7 +101,7 @@ class HttpFunction(AsyncLookupFunction):
     """Looks up keys in an HTTP API.
 
     `headers`: headers of each request, in which `${NAME}` is an environment variable. `login`: returns `user` and `password`, a `token`, or
-    headers. `pause_at_most_s`: how long a lookup waits if the server asks for a pause.
+    headers. `timeout_option`: the option that has set `timeout_s`. `pause_at_most_s`: how long a lookup waits if the server asks for a pause.
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class HttpFunction(AsyncLookupFunction):
         origin: str,
         batch_size: int,
         timeout_s: float,
+        timeout_option: str = "lookup.http.timeout",
         pause_at_most_s: float,
         headers: Mapping[str, str],
         login: Credentials | None,
@@ -124,6 +125,7 @@ class HttpFunction(AsyncLookupFunction):
         self._reader = reader
         self._origin = origin
         self._timeout_s = timeout_s
+        self._timeout_option = timeout_option
         self._pause_at_most_s = pause_at_most_s
         self._headers = headers
         self._login = login
@@ -193,7 +195,7 @@ class HttpFunction(AsyncLookupFunction):
         except asyncio.TimeoutError:
             raise self._error(
                 request,
-                f"no answer within lookup.http.timeout = {self._timeout_s:g} s: raise the option if the API needs longer",
+                f"no answer within {self._timeout_option} = {self._timeout_s:g} s: raise the option if the API needs longer",
             ) from None
         except (aiohttp.ClientError, OSError) as problem:
             raise self._error(request, f"{type(problem).__name__}: {problem}") from None
