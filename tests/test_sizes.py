@@ -90,7 +90,7 @@ def test_text_for_which_there_is_no_memory(table: Path, form: str, monkeypatch: 
     monkeypatch.setattr(memory, "_LARGE", 10)
     monkeypatch.setattr(memory, "free_bytes", lambda: 200)
     (table / f"a.{form}").write_bytes(b"v\n" * 50 if form == "csv" else b'{"v": 1}\n' * 12)
-    _refuse(table, rf"a\.{form} has .* 200 bytes of memory are free")
+    _refuse(table, rf"a\.{form} has .* bytes of memory, but only 200 are free")
 
 
 CONSTANTS = pa.DictionaryArray.from_arrays(pa.array(np.zeros(3000, np.int32)), ["x" * 100_000])

@@ -346,7 +346,8 @@ def damaged_file_error(file: FileVersion, kind: str, problem: object) -> Damaged
 
 
 def _damage(file: FileVersion, kind: str, problem: object) -> str:
-    return f"{redact('path', file.url)} is not a readable {kind} file: {' '.join(str(problem).split())}".rstrip(" .:")
+    reason = str(problem).rstrip(" .:\n").replace("\n", " ")
+    return f"{redact('path', file.url)} is not a readable {kind} file: {reason}".rstrip(" .:")
 
 
 @contextlib.contextmanager
