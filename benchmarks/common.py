@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 import statistics
@@ -20,14 +19,6 @@ from pyspark.sql import SparkSession
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ |= {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_DEFAULT_REGION": "us-east-1"}
 _TICKS = os.sysconf("SC_CLK_TCK")
-
-
-@functools.lru_cache
-def make_columns(rows: int, number: int) -> list[pa.Array]:
-    """The columns name, segment and score of a table of so many rows, in memory. Made once in each process."""
-    ids = np.random.default_rng(number).permutation(rows)
-    sectors = np.array(["retail", "public"])[ids % 2]
-    return [pa.array(column) for column in (np.char.add("customer-", ids.astype(str)), sectors, ids * 0.5)]
 
 
 def make_table(directory: Path, rows: int, files: int, seed: int, row_group: int = 500_000) -> Path:
