@@ -431,7 +431,7 @@ def offsets_and_data(array: pa.Array) -> tuple[Numbers, Numbers]:
 
 
 def make_value_reader(array: pa.Array) -> Callable[[int], Any]:
-    """A function that returns the value of a row as `array[row].as_py()` does, but makes no objects of Arrow for integers, floats, text and binary."""
+    """A function that returns the value of a row as `array[row].as_py()` does, but makes no objects of Arrow for signed integers, floats, text and binary."""
     if not len(array) or (read := _make_reader(array)) is None:
         return lambda row: array[row].as_py()
     if not array.null_count:
@@ -448,8 +448,8 @@ def make_value_reader(array: pa.Array) -> Callable[[int], Any]:
 def _make_reader(array: pa.Array) -> Callable[[int], Any] | None:
     """A function that returns the value of a row that is not null; None for an array of another type than `make_value_reader` names."""
     kind, start, stop = array.type, array.offset, array.offset + len(array)
-    if pa.types.is_integer(kind) or kind in (pa.float32(), pa.float64()):
-        code = "f" if pa.types.is_floating(kind) else "i" if pa.types.is_signed_integer(kind) else "u"
+    if pa.types.is_signed_integer(kind) or kind in (pa.float32(), pa.float64()):
+        code = "f" if pa.types.is_floating(kind) else "i"
         return np.frombuffer(array.buffers()[1], f"{code}{kind.bit_width // 8}", stop)[start:].data.__getitem__
     large = kind in (pa.large_string(), pa.large_binary())
     if not large and kind not in (pa.string(), pa.binary()):

@@ -402,25 +402,26 @@ def show_type(kind: pa.DataType) -> str:
     return "VARIANT" if is_variant(kind) else str(kind)
 
 
-def resolve_names(names: Sequence[str], schema: pa.Schema, option: str) -> list[str]:
+def resolve_names(names: Sequence[str], schema: pa.Schema, option: str, origin: str | None = None) -> list[str]:
     """The spelling of each of `names` in a schema of Arrow or of Spark, ignoring letter case as Spark does.
+
+    `origin`: where the names are from, as errors say it; None: from `option`.
 
     Raises SchemaError naming the option and the table's columns for an unknown name, UnreadableColumnError for a column that cannot be
     read.
     """
+    origin = origin or f"option {option}"
     spellings = {name.lower(): name for name in schema.names}
     for name in names:
         if name.lower() not in spellings:
-            raise SchemaError(
-                f"option {option}: the table has no column {name!r}; it has {names_shown(schema.names, name)}"
-            )
+            raise SchemaError(f"{origin}: the table has no column {name!r}; it has {names_shown(schema.names, name)}")
     spelled = [spellings[name.lower()] for name in names]
     if isinstance(schema, pa.Schema):
         if option == "lookup.columns":
             check_all_readable(pa.schema([schema.field(name) for name in spelled]))
         for name in spelled:
             if (reason := unreadable(schema.field(name).type)) is not None:
-                raise UnreadableColumnError(f"option {option}: {reason}: name another column")
+                raise UnreadableColumnError(f"{origin}: {reason}: name another column")
     return spelled
 
 

@@ -262,10 +262,7 @@ def _without_cache(options: Mapping[str, str]) -> dict[str, str]:
 def _resolve(columns: Sequence[str], schema: StructType, argument: str) -> list[str]:
     if isinstance(columns, str):
         raise SchemaError(f"argument {argument} = {columns!r}: give a list of names, e.g. [{columns!r}]")
-    try:
-        spelled_names = resolve_names(tuple(columns), schema, argument)
-    except SchemaError as problem:
-        raise SchemaError(str(problem).replace("option", "argument", 1)) from None
+    spelled_names = resolve_names(tuple(columns), schema, argument, f"argument {argument}")
     twice = [name for name in spelled_names if spelled_names.count(name) > 1]
     if twice:
         raise SchemaError(f"argument {argument}: {twice[0]!r} is given twice: give each column once")

@@ -31,6 +31,7 @@ from pyspark_lookup.columnar.keys import (
     draw_seed,
     hash_one,
     make_key_parser,
+    make_value_reader,
     order_rows,
 )
 from pyspark_lookup.errors import SchemaError
@@ -130,6 +131,28 @@ def test_equal_keys_hash_alike(kind: pa.DataType, data: st.DataObject) -> None:
         for row, expected in zip(valid_rows, hashes, strict=True):
             alone = Keys([column.slice(row, 1) for column in form])  # without its column's nulls
             assert (alone.valid, alone.hashes(seed).tolist()) == (None, [expected])
+
+
+TEN_VALUES: list[tuple[list[pa.DataType], list[Any]]] = [
+    ([pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32()], [1, -2, 3, 4, 100, 6, 7, 8, 9, 10]),
+    ([pa.float64(), pa.float16()], [0.5, 1.5, -2.25, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.5]),
+    ([pa.uint8()], [1, 2, 3, 4, 200, 6, 7, 8, 9, 10]),
+    ([pa.string(), pa.large_string(), pa.string_view()], ["a", "", "日本", "d", "eee", "f", "g", "h", "i", "j"]),
+    ([pa.binary(), pa.large_binary()], [b"a", b"", b"\xff", b"d", b"eee", b"f", b"g", b"h", b"i", b"j"]),
+    ([pa.bool_()], [True, False, False, True, True, True, False, False, True, True]),
+]
+ONE_BY_ONE = {kind: values for kinds, values in TEN_VALUES for kind in kinds}
+
+
+@pytest.mark.parametrize("kind", ONE_BY_ONE, ids=str)
+@pytest.mark.parametrize("nulls", [(), (0, 3, 9)], ids=["", "nulls"])
+def test_values_one_by_one(kind: pa.DataType, nulls: Sequence[int]) -> None:
+    """A row has the value that Arrow returns, also in an array that is a part of another or empty."""
+    values = [None if row in nulls else value for row, value in enumerate(ONE_BY_ONE[kind])]
+    array = pa.array(values, kind)
+    for part in (array, array.slice(2), array.slice(3, 5), array.slice(4, 0)):
+        read = make_value_reader(part)
+        assert [read(row) for row in range(len(part))] == part.to_pylist()
 
 
 def test_null_texts_may_span_bytes() -> None:

@@ -194,18 +194,10 @@ def test_nothing_of_a_credential_is_left(s3: S3Server, tmp_path: Path) -> None:
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "TMPDIR": str(home / "tmp"),
             "SPARK_LOCAL_DIRS": str(home / "local"),
-            # No preloaded daemons: PyIceberg reads its part of the environment when it is imported.
-            "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_DRIVER_PYTHON": sys.executable,
         }
-        paths = {
-            "client",
-            *(
-                text
-                for name, text in variables.items()
-                if name.startswith(("PY", "TMP", "SPARK")) and "TOKEN" not in name
-            ),
-        }
+        paths = {"client", *(variables[name] for name in ("PYTHONPATH", "TMPDIR", "SPARK_LOCAL_DIRS"))}
+        # No preloaded daemons: PyIceberg reads its part of the environment when it is imported.
+        python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
 
         def secrets() -> list[bytes]:
             texts = {text for lent in store.issued for text in lent.values()} | {*rest_catalog.tokens, *unity.tokens}
@@ -217,7 +209,7 @@ def test_nothing_of_a_credential_is_left(s3: S3Server, tmp_path: Path) -> None:
             program = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, str(home), json.dumps(tables), str(IDS)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=home,
-                env={**os.environ, **variables},
+                env={**os.environ, **python, **variables},
             )  # fmt: skip
             try:
                 assert await_line(program.stdout, "REVOKE"), (home / "program.log").read_text()[-9000:]

@@ -681,12 +681,11 @@ class TableWriter:
                 definition if columns is None else match_definition(definition, columns, True, self._redacted_path)
             )
             key_names = definition.keys
+            origin = f"{self._redacted_path}: argument keys"
             if keys is not None:
-                key_names = tuple(resolve_names(keys, new_definition.schema, f"{self._redacted_path}: argument keys"))
+                key_names = tuple(resolve_names(keys, new_definition.schema, "lookup.keys", origin))
             if len(set(key_names)) < len(key_names):
-                raise SchemaError(
-                    f"{self._redacted_path}: argument keys = {list(keys or ())!r} names a column twice: name each column once"
-                )
+                raise SchemaError(f"{origin} = {list(keys or ())!r} names a column twice: name each column once")
             check_key_types([new_definition.schema.field(name) for name in key_names])
             new_properties = {**definition.properties, **(properties or {})}
             parse_properties(new_properties)

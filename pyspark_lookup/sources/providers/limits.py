@@ -1,7 +1,7 @@
 """Limits of the load that a host puts on a provider's system: `RateLimit`, `Connections` and `CircuitBreaker`.
 
-All processes of a host share the limits, for all tables with the same `lookup.provider` and system (`BuiltInOptions.find_system`). The state is in small files of the cache
-directory, which are read and written under a lock for each call. So nothing is open when a process forks, and a process that is killed leaves at
+All processes of a host share the limits, for all tables with the same `lookup.provider` and the same system (`BuiltInOptions.find_limit_scope`). The state is in small files
+of the cache directory, which are read and written under a lock for each call. So nothing is open when a process forks, and a process that is killed leaves at
 most a place in the queue unused. Times are on the host's steady clock: the state of an earlier boot does not count. Without a cache directory, or
 if it fails, the limits are those of this process alone.
 """

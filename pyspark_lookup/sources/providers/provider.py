@@ -287,8 +287,8 @@ class BuiltInOptions(KindOptions):
         """The factory of the provider for a read with these options."""
         raise NotImplementedError
 
-    def find_system(self, options: LookupOptions) -> str:
-        """The system that is called: a host's limits are for all tables with the same provider and system."""
+    def find_limit_scope(self, options: LookupOptions) -> str:
+        """What the limits of a host are for: tables with the same provider and this same text share them."""
         return options.files.path
 
 
@@ -699,8 +699,8 @@ class ProvidedTable:
     def limit(self, context: HostContext) -> None:
         """Limit the load that this host puts on the system, as the options say. `context`: has the cache directory with the host's state."""
         options, group = self._call_options, system_options(self._options)
-        system = group.find_system(self._options) if isinstance(group, BuiltInOptions) else self._options.files.path
-        name = key_of(options.provider or "", system)
+        scope = group.find_limit_scope(self._options) if isinstance(group, BuiltInOptions) else self._options.files.path
+        name = key_of(options.provider or "", scope)
         rate, connections, wait_s = options.rate_limit, options.max_connections, options.circuit_breaker_wait_s
         self._gate.limit(context, name, rate, connections, wait_s)
         self._gate.version_record = key_of(name, *options.parameters)

@@ -15,6 +15,7 @@ from pyarrow import orc
 
 from pyspark_lookup import LookupTable, errors
 from pyspark_lookup.cache.full import snapshot as snapshot_module
+from pyspark_lookup.cache.full.loader import SnapshotLoader
 from pyspark_lookup.lookup import planner
 from pyspark_lookup.lookup.read import ReadTask
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -600,4 +601,7 @@ def test_the_limit_of_staleness_holds(directory: Path, cache_dir: Path, step_s: 
     with pytest.raises(errors.ReloadFailedError):
         table.versions(0)
     table.up()
+    full = mock.patch.object(SnapshotLoader, "load", side_effect=errors.CacheFullError("no room"))
+    with full, pytest.raises(errors.ReloadFailedError, match=r"and its reload failed: no room$"):
+        table.versions(0)
     assert table.versions(0) == [2]

@@ -131,7 +131,7 @@ class HttpOptions(NamedProviderOptions):
             _check_header(name, value)
         RequestTemplate(self.url, self.body).check(options.files.keys or ())
 
-    def find_system(self, options: LookupOptions) -> str:
+    def find_limit_scope(self, options: LookupOptions) -> str:
         assert self.url is not None
         return str(find_origin(self.url.partition("{")[0]))
 
