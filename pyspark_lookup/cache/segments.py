@@ -1,7 +1,8 @@
 """Segments of rows: files with rows and an index of their keys. `Segment` maps one into memory, `SegmentBuilder` writes one in bounded memory.
 
 A segment has these regions: for column number n its streams `c<n>…` (see `columnar.buffers`); for a column of codes the dictionary `d<n>…`;
-`ordinals`, for each row its position if all files are read in order; and the arrays of the index, `index.…` (see `columnar.keys`).
+`ordinals`, for each row its position if all files are read in order; the arrays of the index, `index.…` (see `columnar.keys`); and `files`,
+the data files (`SegmentFiles`).
 
 A builder takes rows in any order, and writes them in the order of their keys' hashes. It takes a chunk of rows at a time, and divides the
 chunk into partitions by the upper bits of the hashes. At the end it sorts each partition and appends it to the file. Chunks that do not fit in
@@ -36,15 +37,18 @@ from pyspark_lookup.columnar.keys import (
     Seed,
     as_array,
     as_indices,
+    as_int64,
     check_index,
     make_value_reader,
     offsets_and_data,
     order_rows,
 )
 from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
-from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_number, as_text, as_texts
+from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_texts
 from pyspark_lookup.core.threads import run_in_order
 from pyspark_lookup.storage.disk import Disk, OpenSegment, ReservedFile, SegmentWriter
+from pyspark_lookup.versions.column_segments import ipc_file, open_batch
+from pyspark_lookup.versions.file_columns import FileStates, encode_url
 
 CODES = pa.uint16()
 _CODES_AT_MOST = 2**16
@@ -263,16 +267,83 @@ def concat(arrays: list[pa.Array], kind: pa.DataType | None = None) -> pa.Array:
     return pa.concat_arrays(arrays)
 
 
-@dataclasses.dataclass(frozen=True)
-class SegmentFile:
-    """A data file whose rows are in a segment. `units`: for each of its row groups, in order: (position of the middle byte, number of rows)."""
+_FILES = "files"
+_FILE_COLUMNS = pa.schema(
+    {
+        "url": pa.binary(),
+        "size": pa.int64(),
+        "identity": pa.string(),
+        "rows": pa.int64(),
+        "middles": pa.list_(pa.int64()),
+        "counts": pa.list_(pa.int64()),
+    }
+)
 
-    url: str
-    size: int
-    identity: str
-    rows: int
-    units: tuple[tuple[int, int], ...]
-    modified_at_s: float | None = None
+
+@dataclasses.dataclass(frozen=True)
+class SegmentFiles:
+    """The data files whose rows are in a segment, as columns. `rows`: the number of rows in each, deleted ones included.
+
+    `middles` and `counts`: for each file a list with an item for each of its row groups, in order: the position of the middle byte of the row
+    group, and its number of rows.
+    """
+
+    states: FileStates
+    rows: Numbers
+    middles: pa.ListArray
+    counts: pa.ListArray
+
+    @classmethod
+    def from_batch(cls, batch: pa.RecordBatch) -> SegmentFiles:
+        """The files in the batch that `to_batch` made. Raises ValueError for any other batch."""
+        if batch.schema != _FILE_COLUMNS or any(column.null_count for column in batch.columns):
+            raise ValueError("these are not the files of a segment")
+        urls, sizes, identities, rows, middles, counts = batch.columns
+        if not middles.offsets.equals(counts.offsets):
+            raise ValueError("a file has other numbers of middles than of row groups")
+        return cls(FileStates(urls, as_int64(sizes), identities), as_int64(rows), middles, counts)
+
+    def to_batch(self) -> pa.RecordBatch:
+        columns = [self.states.urls, as_array(self.states.sizes), self.states.identities, as_array(self.rows)]
+        return pa.RecordBatch.from_arrays([*columns, self.middles, self.counts], schema=_FILE_COLUMNS)
+
+    @classmethod
+    def from_units(cls, states: FileStates, units: Sequence[Sequence[tuple[int, int]]]) -> SegmentFiles:
+        """Files that were read. `units`: the row groups of each, as `units` returns them."""
+        lists = (pa.array([[pair[side] for pair in some] for some in units], pa.list_(pa.int64())) for side in (0, 1))
+        return cls(states, np.array([sum(count for _, count in some) for some in units], np.int64), *lists)
+
+    @classmethod
+    def single(cls, url: str, size: int, identity: str, rows: int) -> SegmentFiles:
+        """A file without row groups."""
+        urls, identities = pa.array([encode_url(url)], pa.binary()), pa.array([identity], pa.string())
+        no_units = pa.array([[]], pa.list_(pa.int64()))
+        return cls(FileStates(urls, np.array([size]), identities), np.array([rows]), no_units, no_units)
+
+    @classmethod
+    def merge(cls, parts: Sequence[tuple[Numbers, SegmentFiles]]) -> SegmentFiles:
+        """The files of all parts in the order of their numbers. `parts`: (the numbers of the files of a part, these files)."""
+        order = np.argsort(np.concatenate([numbers for numbers, _ in parts]))
+        batches = [files.to_batch() for _, files in parts]
+        columns = zip(*(batch.columns for batch in batches), strict=True)
+        joined = pa.RecordBatch.from_arrays([pa.concat_arrays(arrays) for arrays in columns], schema=_FILE_COLUMNS)
+        return cls.from_batch(joined.take(as_indices(order)))
+
+    def take(self, numbers: Numbers) -> SegmentFiles:
+        """The files with these numbers."""
+        return SegmentFiles.from_batch(self.to_batch().take(as_indices(numbers)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def units(self, place: int) -> list[tuple[int, int]]:
+        """The row groups of the file at `place`: (position of the middle byte, number of rows)."""
+        return list(zip(self.middles[place].as_py(), self.counts[place].as_py(), strict=True))
+
+
+def write_files(writer: SegmentWriter, files: SegmentFiles) -> None:
+    """Add the data files of a segment to it."""
+    writer.add(_FILES, ipc_file(files.to_batch()))
 
 
 class Segment:
@@ -288,7 +359,13 @@ class Segment:
         self.schema: pa.Schema = schema_of_text(meta["schema"])
         self.keys = as_texts(meta["keys"])
         self.seed = Seed.from_json(meta["seed"])
-        self.files = [_parse_file(file) for file in meta["files"]]
+        in_files = opened.regions.get(_FILES)
+        # Rows that do not come from files count as those of one nameless file.
+        self.files = (
+            SegmentFiles.single("", 0, "", self.rows)
+            if in_files is None
+            else SegmentFiles.from_batch(open_batch(in_files))
+        )
         # The deletes that were applied when this segment was written: the segment lacks the rows that they delete.
         self.marks = as_texts(meta.get("marks", ()))
         self._streams = {name: pa.py_buffer(region) for name, region in opened.regions.items()}
@@ -297,7 +374,7 @@ class Segment:
         self._readers: dict[str, Callable[[int], Any]] = {}
         self._check_columns(opened.regions)
         self.ordinals = _numbers(opened.regions["ordinals"], self.rows)
-        self.file_starts = np.cumsum([0, *(file.rows for file in self.files)])
+        self.file_starts = np.concatenate([[0], np.cumsum(self.files.rows)])
         if self.file_starts[-1] < self.rows:
             raise ValueError("the files have fewer rows than the segment")
         self._index: KeyIndex | None = None
@@ -418,16 +495,9 @@ def open_rows(disk: Disk, table: str, name: str) -> Segment | None:
         return None
     try:
         return Segment(opened)
-    except UNREADABLE:
+    except (pa.ArrowException, OSError, *UNREADABLE):
         disk.discard_segment(table, name)
         return None
-
-
-def _parse_file(record: Any) -> SegmentFile:
-    url, size, identity, rows, units, *modified = record
-    parts = tuple((as_count(middle), as_count(count)) for middle, count in units)
-    at_s = None if modified in ([], [None]) else as_number(*modified)
-    return SegmentFile(as_text(url), as_count(size), as_text(identity), as_count(rows), parts, at_s)
 
 
 def _text(column: pa.Array, texts: pa.Array | None) -> pa.Array:
@@ -499,7 +569,7 @@ class SegmentBuilder:
         self._waiting_bytes, self._waiting_share = 0, 0.0
         self._partition_bits: int | None = None  # set once rows are divided into partitions
         self.rows = 0
-        # After `finish`, the content of the segment's footer; the caller fills in `files`.
+        # After `finish`, the content of the segment's footer; the caller adds `marks`, and the data files by `write_files`.
         self.meta: dict[str, Any] = {}
 
     def add(self, rows: Iterable[tuple[pa.RecordBatch, Numbers, float]]) -> None:
@@ -576,7 +646,7 @@ class SegmentBuilder:
     def finish(
         self,
         create: Callable[[Mapping[str, int]], SegmentWriter],
-        file_rows: Sequence[int],
+        file_rows: Sequence[int] | Numbers,
         strict: bool = True,
         progress: Callable[[float], None] = lambda share: None,
     ) -> SegmentWriter:
@@ -600,7 +670,6 @@ class SegmentBuilder:
             "schema": text_of_schema(self._schema),
             "keys": [self._schema.names[n] for n in self._keys],
             "seed": self._seed.to_json(),
-            "files": [],
         }
 
         def arrange(part: int) -> _Arranged | None:

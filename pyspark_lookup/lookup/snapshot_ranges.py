@@ -19,7 +19,7 @@ from pyspark_lookup.cache.full.derived import Derived, DerivedArrays
 from pyspark_lookup.cache.full.snapshot import Layer, Marks, Snapshot, plan_columns
 from pyspark_lookup.cache.full.store import name_derived
 from pyspark_lookup.cache.segments import concat
-from pyspark_lookup.columnar.keys import Keys, Numbers, as_bools, as_indices
+from pyspark_lookup.columnar.keys import Keys, Numbers, as_bools, as_indices, sort_distinct
 from pyspark_lookup.columnar.predicate import evaluate, referenced_columns
 from pyspark_lookup.columnar.ranges import RangeIndex, SortedBytes, Stabbing
 from pyspark_lookup.columnar.types import text_of_schema
@@ -271,7 +271,7 @@ class SnapshotRanges:
             keyed = int(base.segment.first_rows(np.array([base.segment.key_count]))[0])
             deleted = np.flatnonzero(base.deleted.between(0, keyed))
             touched.append(base.segment.key_numbers(deleted))
-        changed = np.unique(np.concatenate([np.zeros(0, np.int64), *touched]))
+        changed = sort_distinct(np.concatenate([np.zeros(0, np.int64), *touched]))
         count = len(changed)
         later: list[Numbers] = []
         for number in range(len(overlays)):

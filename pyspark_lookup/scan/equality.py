@@ -29,6 +29,7 @@ from pyspark_lookup.columnar.keys import (
     index_rows,
     one_array,
     order_rows,
+    sort_distinct,
 )
 from pyspark_lookup.columnar.predicate import Among, And, Or, Predicate
 from pyspark_lookup.columnar.types import text_of_schema
@@ -309,7 +310,7 @@ class EqualityIndexes:
                     parts[url].append(places)
         for file in files:
             if file.url not in positions:
-                positions[file.url] = np.unique(np.concatenate([np.zeros(0, np.int64), *parts[file.url]]))
+                positions[file.url] = sort_distinct(np.concatenate([np.zeros(0, np.int64), *parts[file.url]]))
                 self._positions.put(keys[file.url], positions[file.url], len(positions[file.url]) + 1)
         return positions
 

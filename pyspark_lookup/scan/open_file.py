@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, sort_distinct
 from pyspark_lookup.columnar.predicate import Among, And, ColumnStats, Predicate, referenced_columns
 from pyspark_lookup.columnar.types import (
     VARIANT,
@@ -553,7 +553,7 @@ class KnownFiles:
                 if self._values.get(key) is None:
                     batches = decode(file, unit, [among.column], projection)
                     parts = [Keys([batch.column(0)]).hashes(_SEED) for batch in batches]
-                    values = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
+                    values = sort_distinct(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
                     self._values.put(key, values, max(len(values), 1))
 
 

@@ -21,7 +21,7 @@ from typing import Protocol, overload
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices
+from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices, sort_distinct
 from pyspark_lookup.columnar.predicate import (
     Among,
     And,
@@ -91,7 +91,7 @@ def merge_positions(by_position: Mapping[str, Numbers], by_value: Mapping[str, N
     merged = dict(by_position)
     for url, positions in by_value.items():
         if len(positions):
-            merged[url] = np.union1d(merged[url], positions) if url in merged else positions
+            merged[url] = sort_distinct(np.concatenate([merged[url], positions])) if url in merged else positions
     return merged
 
 
@@ -157,7 +157,7 @@ class DeletedRows:
             for url, file in new.items():
                 path = url.removeprefix(root + "/")
                 parts = [by_name[delete.name][path] for delete in file.deletes if path in by_name[delete.name]]
-                merged[places[url]] = None if not parts else np.unique(np.concatenate(parts))
+                merged[places[url]] = None if not parts else sort_distinct(np.concatenate(parts))
         return {file.url: positions for file in files if (positions := merged[places[file.url]]) is not None}
 
     def _read(self, deletes: Sequence[Deletes], root: str) -> dict[str, Mapping[str, Numbers]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from pyspark_lookup.columnar.predicate import StatsColumns
-from pyspark_lookup.core.decoding import UNREADABLE, as_name, as_texts
+from pyspark_lookup.core.decoding import UNREADABLE, as_name, as_text, as_texts
 from pyspark_lookup.storage.disk import Disk, OpenSegment
 
 T = TypeVar("T")
@@ -28,6 +29,26 @@ def ipc_file(batch: pa.RecordBatch) -> pa.Buffer:
 def open_batch(region: Any) -> pa.RecordBatch:
     """The batch in a region of a segment with the bytes of `ipc_file`. Raises ArrowException or OSError if the region is damaged."""
     return pa.ipc.open_file(pa.py_buffer(region)).get_batch(0)
+
+
+def batch_to_text(batch: pa.RecordBatch) -> str:
+    """A batch as a text, for JSON: a compressed Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_batch(batch)
+    return base64.b64encode(sink.getvalue()).decode()
+
+
+def batch_from_text(text: Any, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch that `batch_to_text` wrote. Raises TypeError or ValueError for any other text, or for a batch of another schema."""
+    try:
+        batch = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(as_text(text), validate=True))).read_next_batch()
+        batch.validate(full=True)
+    except (OSError, StopIteration, pa.ArrowException) as problem:
+        raise ValueError(str(problem)) from None
+    if batch.schema != schema:
+        raise ValueError("these are not the columns of files")
+    return batch
 
 
 def write_segment(

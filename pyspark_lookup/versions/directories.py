@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import unquote
 
+from pyspark_lookup.core.decoding import as_text
 from pyspark_lookup.storage.stores import PartitionValues
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -15,6 +17,13 @@ def partition_values(root: str, url: str) -> PartitionValues:
     parts = url[len(root) :].strip("/").split("/")[:-1]
     pairs = (part.partition("=") for part in parts if "=" in part)
     return tuple((unescape(k), None if v == NULL_PARTITION else unescape(v)) for k, _, v in pairs if k)
+
+
+def parse_partition(pairs: Any) -> PartitionValues | None:
+    """The values of partition columns in a record. Raises one of `decoding.UNREADABLE` for any other value."""
+    if pairs is None:
+        return None
+    return tuple((as_text(name), None if value is None else as_text(value)) for name, value in pairs)
 
 
 def unescape(text: str) -> str:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyspark_lookup.columnar.keys import Numbers, as_array, as_bools, as_indices, as_int64
 from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, StatsColumns, may_match, may_match_files
 from pyspark_lookup.core.forks import cached_property
-from pyspark_lookup.storage.stores import Deletes, EqualityGroup, FileVersion, PartitionValues
+from pyspark_lookup.storage.stores import IMMUTABLE, Deletes, EqualityGroup, FileVersion, PartitionValues
 
 
 class FileColumns(abc.ABC):
@@ -40,6 +40,15 @@ class FileColumns(abc.ABC):
         """When the files were modified (Unix time); 0.0 where that is not known."""
         return np.zeros(len(self.sizes))
 
+    def partition_codes(self) -> tuple[Numbers, Sequence[PartitionValues | None]]:
+        """(for each file the number of its partition, `FileVersion.partition` of each partition)."""
+        return np.zeros(len(self.sizes), np.int64), [None]
+
+    @property
+    def formats(self) -> pa.Array:
+        """The name of each file's format as text; null: that of the table's other files."""
+        return pa.nulls(len(self.sizes), pa.string())
+
     def partition_of(self, file: FileVersion) -> PartitionValues:
         """The values of the partition columns of a file that was added since these columns were made."""
         return file.partition or ()
@@ -56,17 +65,31 @@ class FileColumns(abc.ABC):
         state = [] if file.immutable else [str(file.size), file.identity]
         return "\0".join([file.url, *state, *(deletes.name for deletes in file.deletes if deletes.keys is None)])
 
-    def identities(self, rows: Numbers) -> pa.Array | None:
-        """The identities of the files at `rows`, if all of them are immutable; None if only an object for each file would tell this."""
-        return None
+    @abc.abstractmethod
+    def identities(self, rows: Numbers) -> pa.Array:
+        """The identities of the files at `rows`."""
 
     def compare_rows(self, other: FileColumns) -> Numbers | None:
         """For each file, whether it contains the same rows as the file at the same place in `other`; None if `other` has columns of other files."""
         return np.ones(len(self.sizes), np.bool_) if other is self else None
 
+    @property
+    def has_deletes(self) -> Numbers:
+        """For each file, whether deletes by position may concern it."""
+        return np.zeros(len(self.sizes), np.bool_)
+
     def find_deletes(self, rows: Numbers) -> Iterable[Deletes]:
         """The deletes by position that concern the files at `rows`, each at least once."""
-        return (deletes for row in rows.tolist() for deletes in self.file(row).deletes)
+        return (deletes for row in rows[self.has_deletes[rows]].tolist() for deletes in self.file(row).deletes)
+
+    @property
+    def sequences(self) -> Numbers:
+        """`FileVersion.sequence` of each file."""
+        return np.zeros(len(self.sizes), np.int64)
+
+    def equality_rows(self) -> Iterable[tuple[EqualityGroup, Numbers]]:
+        """(a group of deletes by value, the rows of the files that it concerns) for each group."""
+        return ()
 
     def find_equality(self, rows: Numbers) -> Iterable[EqualityGroup]:
         """The groups of deletes by value that concern the files at `rows`, each at least once."""
@@ -79,6 +102,95 @@ class FileColumns(abc.ABC):
     @abc.abstractmethod
     def statistics(self, name: str) -> StatsColumns | None:
         """The statistics of a column that the files contain (no partition column); None if they are not known."""
+
+
+class NoColumns(FileColumns):
+    """The columns of no file, for a version whose files are all objects."""
+
+    def __init__(self) -> None:
+        self.urls, self.sizes = pa.array([], pa.string()), np.zeros(0, np.int64)
+
+    def file(self, row: int) -> FileVersion:
+        raise IndexError(row)
+
+    def identities(self, rows: Numbers) -> pa.Array:
+        return pa.array([], pa.string())
+
+    def row_names(self, rows: Numbers) -> pa.Array:
+        return pa.array([], pa.string())
+
+    def partition_values(self, name: str) -> pa.Array:
+        return pa.array([], pa.string())
+
+    def statistics(self, name: str) -> StatsColumns | None:
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class FileStates:
+    """The states of some files, as columns: `urls` as bytes, because the name of a local file need not be UTF-8, `sizes` in bytes, `identities`.
+
+    The identity is "" for a file whose bytes may not be cached: it is in no known state.
+    """
+
+    urls: pa.Array
+    sizes: Numbers
+    identities: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def url(self, place: int) -> str:
+        return decode_url(self.urls[place].as_py())
+
+    def take(self, places: Numbers) -> FileStates:
+        """The states of the files at `places`."""
+        indices = as_indices(places)
+        return FileStates(self.urls.take(indices), self.sizes[places], self.identities.take(indices))
+
+    def find(self, other: FileStates) -> Numbers:
+        """For each file of `other`, the place of the same file in the same state among these files; -1 if there is none."""
+        if not len(self):
+            return np.full(len(other), -1)
+        places = _find_in(other.urls, self.urls)
+        at = np.maximum(places, 0)
+        is_same = (self.sizes[at] == other.sizes) & as_bools(
+            pc.equal(self.identities.take(as_indices(at)), other.identities)
+        )
+        return np.where((places >= 0) & is_same & as_bools(pc.not_equal(other.identities, "")), places, -1)
+
+    def find_urls(self, urls: Iterable[str]) -> Numbers:
+        """For each URL, the place of its file among these files; -1 if there is none."""
+        return _find_in(pa.array(list(map(encode_url, urls)), pa.binary()), self.urls)
+
+
+def number_rows(columns: Iterable[pa.Array], count: int) -> Numbers:
+    """A number for each of `count` rows. Rows with equal values in all `columns` have equal numbers, from 0 on."""
+    numbers = np.zeros(count, np.int64)
+    for column in columns:
+        codes = as_int64(pc.dictionary_encode(column, null_encoding="encode").indices.cast(pa.int64()))
+        numbers = np.unique(numbers * (int(codes.max(initial=0)) + 1) + codes, return_inverse=True)[1]
+    return numbers
+
+
+def split_by_code(codes: Numbers, count: int) -> list[Numbers]:
+    """For each code from 0 to before `count`, the rows that have it, ascending. `codes`: for each row its code."""
+    order = np.argsort(codes, kind="stable")
+    return np.split(order, np.searchsorted(codes[order], np.arange(1, count)))
+
+
+def encode_url(url: str) -> bytes:
+    """A URL as bytes, also if it has bytes of a file name that are not UTF-8. The bytes are ordered as the texts are."""
+    return url.encode("utf-8", "surrogatepass")
+
+
+def decode_url(data: bytes) -> str:
+    """The URL that `encode_url` encoded."""
+    return data.decode("utf-8", "surrogatepass")
+
+
+def _find_in(urls: pa.Array, among: pa.Array) -> Numbers:
+    return as_int64(pc.fill_null(pc.index_in(urls, value_set=among), -1).cast(pa.int64()))
 
 
 ParseText = Callable[[str | None, pa.DataType], object]
@@ -103,6 +215,11 @@ class ColumnFiles(Sequence[FileVersion]):
         places = [_find_place(columns.urls, file.url) for file in added]
         order = np.insert(rows, np.searchsorted(rows, places), -1 - np.arange(len(added))) if added else rows
         return cls(columns, added, order)
+
+    @classmethod
+    def from_files(cls, files: Sequence[FileVersion]) -> ColumnFiles:
+        """The files of a version, whatever their form."""
+        return files if isinstance(files, ColumnFiles) else cls(NoColumns(), tuple(files), -1 - np.arange(len(files)))
 
     def __len__(self) -> int:
         return len(self.order)
@@ -144,6 +261,49 @@ class ColumnFiles(Sequence[FileVersion]):
     def modified_at_s(self) -> Numbers:
         """When the files were modified (Unix time); 0.0 where that is not known."""
         return self._join(self.columns.modified_at_s, [file.modified_at_s or 0.0 for file in self._others], np.float64)
+
+    @cached_property
+    def sequences(self) -> Numbers:
+        """`FileVersion.sequence` of each file."""
+        return self._join(self.columns.sequences, [file.sequence for file in self._others], np.int64)
+
+    @cached_property
+    def has_deletes(self) -> Numbers:
+        """For each file, whether deletes by position may concern it."""
+        return self._join(self.columns.has_deletes, [bool(file.deletes) for file in self._others], np.bool_)
+
+    @cached_property
+    def states(self) -> FileStates:
+        """The states of the files."""
+        others = self._others[::-1]
+        columns = (
+            (
+                self.columns.urls.take(as_indices(self.rows)).cast(pa.binary()),
+                [encode_url(file.url) for file in others],
+            ),
+            (self.columns.identities(self.rows), [file.identity if file.cacheable else "" for file in others]),
+        )
+        urls, identities = (self._join_values(in_columns, of_others) for in_columns, of_others in columns)
+        return FileStates(urls, self.sizes, identities)
+
+    @cached_property
+    def formats(self) -> pa.Array:
+        """The name of each file's format as text; null: that of the table's other files."""
+        names = (None if file.format is None else file.format.value for file in reversed(self._others))
+        return self._join_values(self.columns.formats.take(as_indices(self.rows)), names)
+
+    @cached_property
+    def partition_codes(self) -> tuple[Numbers, list[PartitionValues | None]]:
+        """(for each file the number of its partition, `FileVersion.partition` of each partition)."""
+        codes, partitions = self.columns.partition_codes()
+        partitions = [*partitions]
+        numbers = {partition: number for number, partition in enumerate(partitions)}
+        for file in self._others:
+            if file.partition not in numbers:
+                numbers[file.partition] = len(partitions)
+                partitions.append(file.partition)
+        of_others = [numbers[file.partition] for file in self._others]
+        return self._join(codes, of_others, np.int64), partitions
 
     @cached_property
     def cacheable(self) -> bool:
@@ -213,6 +373,18 @@ class ColumnFiles(Sequence[FileVersion]):
         of_others = (group for file in self._others for group in file.equality)
         return tuple({id(group): group for group in (*in_columns, *of_others)}.values())
 
+    def equality_places(self) -> list[tuple[EqualityGroup, Numbers]]:
+        """(a group of deletes by value, the places of the files that it concerns) for each group that concerns a file."""
+        is_in_columns = self.order >= 0
+        place_of_row = np.full(len(self.columns.sizes), -1)
+        place_of_row[self.order[is_in_columns]] = np.flatnonzero(is_in_columns)
+        places = {id(group): (group, [place_of_row[rows]]) for group, rows in self.columns.equality_rows()}
+        for place in np.flatnonzero(~is_in_columns).tolist():
+            for group in self[place].equality:
+                places.setdefault(id(group), (group, []))[1].append(np.array([place]))
+        joined = ((group, np.sort(np.concatenate(some))) for group, some in places.values())
+        return [(group, some[some >= 0]) for group, some in joined if (some >= 0).any()]
+
     def difference(self, other: ColumnFiles) -> ColumnFiles:
         """The files that `other` lacks, or has with other deleted rows."""
         is_same = self.columns.compare_rows(other.columns)
@@ -239,35 +411,31 @@ class ColumnFiles(Sequence[FileVersion]):
     @cached_property
     def row_names(self) -> pa.Array:
         names = (self.columns.name_rows(file) for file in reversed(self._others))
-        return self._join_texts(self.columns.row_names(self.rows), names)
+        return self._join_values(self.columns.row_names(self.rows), names)
 
-    def _join_texts(self, in_columns: pa.Array, of_others: Iterable[str | None]) -> pa.Array:
-        """A text for each of these files. `in_columns`: those of the files at `rows`. `of_others`: those of `others`, in reverse order."""
-        texts = pa.array(list(of_others), pa.string())
+    def _join_values(self, in_columns: pa.Array, of_others: Iterable[str | bytes | None]) -> pa.Array:
+        """A value for each of these files. `in_columns`: those of the files at `rows`. `of_others`: those of `others`, in reverse order."""
+        values = pa.array(list(of_others), in_columns.type)
+        if not len(values):
+            return in_columns
         is_other = self.order < 0
-        order = np.where(is_other, self.order + len(in_columns) + len(texts), np.cumsum(~is_other) - 1)
-        return pa.concat_arrays([in_columns, texts]).take(as_indices(order))
+        order = np.where(is_other, self.order + len(in_columns) + len(values), np.cumsum(~is_other) - 1)
+        return pa.concat_arrays([in_columns, values]).take(as_indices(order))
 
     @cached_property
     def state_names(self) -> pa.Array:
         """For each immutable file its `FileVersion.state_name`, which determines its bytes; null for other files."""
         identities = self.columns.identities(self.rows)
-        if identities is None:
-            names = pa.nulls(len(self.rows), pa.string())
-        else:
-            urls = self.columns.urls.take(as_indices(self.rows))
-            sizes = as_array(self.columns.sizes[self.rows]).cast(pa.string())
-            names = pc.binary_join_element_wise(urls, sizes, identities, "\0")
-        return self._join_texts(names, (file.state_name for file in reversed(self._others)))
+        identities = pc.if_else(pc.starts_with(identities, IMMUTABLE), identities, None)
+        urls = self.columns.urls.take(as_indices(self.rows))
+        sizes = as_array(self.columns.sizes[self.rows]).cast(pa.string())
+        names = pc.binary_join_element_wise(urls, sizes, identities, "\0")
+        return self._join_values(names, (file.state_name for file in reversed(self._others)))
 
     def group_by_partition(self, names: Sequence[str]) -> tuple[Numbers, list[FileVersion]]:
         """(for each file the number of its group, the first file of each group). Files with equal partition values are in one group."""
         texts = [pa.concat_arrays([self.columns.partition_values(name), self._texts(name)]) for name in names]
-        groups = np.zeros(len(texts[0]), np.int64)
-        for column in texts:
-            codes = as_int64(pc.dictionary_encode(column, null_encoding="encode").indices.cast(pa.int64()))
-            groups = np.unique(groups * (int(codes.max(initial=0)) + 1) + codes, return_inverse=True)[1]
-        groups = groups[self.order]
+        groups = number_rows(texts, len(texts[0]))[self.order]
         _, first_places, groups = np.unique(groups, return_index=True, return_inverse=True)
         return groups, [self[int(place)] for place in first_places]
 

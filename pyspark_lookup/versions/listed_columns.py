@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,12 +20,18 @@ import pyarrow.compute as pc
 from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices, as_int64
 from pyspark_lookup.columnar.predicate import StatsColumns
 from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
-from pyspark_lookup.core.decoding import as_count, as_name, as_texts
+from pyspark_lookup.core.decoding import as_count, as_name, as_text, as_texts
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.storage.disk import Disk, key_of
-from pyspark_lookup.storage.stores import Deletes, FileVersion, ListedFiles, PartitionValues, split_urls
-from pyspark_lookup.versions.column_segments import concat_stats, read_batch, write_batch
+from pyspark_lookup.storage.stores import FileVersion, ListedFiles, PartitionValues, split_urls
+from pyspark_lookup.versions.column_segments import (
+    batch_from_text,
+    batch_to_text,
+    concat_stats,
+    read_batch,
+    write_batch,
+)
 from pyspark_lookup.versions.directories import partition_values
 from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns
 
@@ -58,7 +64,7 @@ class ListedColumns(FileColumns):
         self.listed = listed
         self.urls, self.sizes = listed.urls, listed.sizes
         self.name = name
-        self._root = root
+        self.root = root
         self._disk = disk
         self._footers: dict[str, _Footers] = {}
 
@@ -79,15 +85,15 @@ class ListedColumns(FileColumns):
         columns = (column.take(as_indices(rows)) for column in (self.urls, sizes, self.listed.identities))
         return pc.binary_join_element_wise(*columns, "\0")
 
-    def find_deletes(self, rows: Numbers) -> Iterable[Deletes]:
-        return ()
+    def identities(self, rows: Numbers) -> pa.Array:
+        return self.listed.identities.take(as_indices(rows))
 
     def partition_of(self, file: FileVersion) -> PartitionValues:
-        return partition_values(self._root, file.url)
+        return partition_values(self.root, file.url)
 
     def partition_values(self, name: str) -> pa.Array:
         directories, places = self.directories
-        texts = [dict(partition_values(self._root, f"{directory}/-")).get(name) for directory in directories]
+        texts = [dict(partition_values(self.root, f"{directory}/-")).get(name) for directory in directories]
         return pa.array(texts, pa.string()).take(as_indices(places))
 
     @cached_property
@@ -204,7 +210,7 @@ class ListedColumns(FileColumns):
 
     def next(self, listed: ListedFiles) -> ListedColumns:
         """The columns of a newer listing of the same directory. They know the footers that these columns know of files that have not changed."""
-        columns = ListedColumns(listed, self._root)
+        columns = ListedColumns(listed, self.root)
         places = list(self._footers)
         if self._disk is not None and self.name is not None:
             everything = np.ones(len(self), np.bool_)
@@ -348,6 +354,22 @@ def files_to_json(files: ColumnFiles, columns: ListedColumns, disk: Disk) -> dic
     """
     gone = np.delete(np.arange(len(columns)), files.rows)
     return {"columns": columns.save(disk), "gone": gone.tolist(), "added": [file.to_json() for file in files.others]}
+
+
+def listed_to_record(files: ColumnFiles) -> dict[str, Any] | None:
+    """A JSON value that has all that is known of the files of a version, without the footers; None for files in other columns."""
+    columns = columns_of(files)
+    if columns is None:
+        return None
+    text = batch_to_text(columns.listed.take(files.rows).batch)
+    return {"listed": text, "root": columns.root, "added": [file.to_json() for file in files.others]}
+
+
+def listed_from_record(record: Any, deletes_by_name: Mapping[str, Any]) -> ColumnFiles:
+    """The files that `listed_to_record` described. Raises one of `decoding.UNREADABLE` for any other value."""
+    listed = ListedFiles.from_batch(batch_from_text(record["listed"], ListedFiles.schema))
+    columns = ListedColumns(listed, as_text(record["root"]))
+    return ColumnFiles.merge(columns, np.arange(len(listed)), [FileVersion.from_json(row) for row in record["added"]])
 
 
 def files_from_json(record: Any, open_named: Callable[[str], ListedColumns | None]) -> ColumnFiles:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pyspark_lookup.columnar.keys import Numbers, one_array
+from pyspark_lookup.columnar.keys import Numbers, one_array, sort_distinct
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import decimal_of_text, schema_of_text
 from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_counts, as_name, as_text, as_texts, describe_fault
@@ -47,9 +47,16 @@ from pyspark_lookup.storage.stores import (
     StoredColumn,
     key_of_column,
 )
-from pyspark_lookup.versions.directories import NULL_PARTITION, partition_values, unescape
+from pyspark_lookup.versions.directories import NULL_PARTITION, parse_partition, partition_values, unescape
 from pyspark_lookup.versions.file_columns import ColumnFiles
-from pyspark_lookup.versions.listed_columns import ListedColumns, one_of_each_directory, to_listed
+from pyspark_lookup.versions.listed_columns import (
+    ListedColumns,
+    listed_from_record,
+    listed_to_record,
+    one_of_each_directory,
+    to_listed,
+)
+from pyspark_lookup.versions.recorded_columns import files_from_record, files_to_record
 
 _GLOB = re.compile(r"[*?\[{]")
 
@@ -184,7 +191,7 @@ def _parse_positions(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
         places = {str(paths[start]): part for start, part in zip(starts, parts, strict=True)}
         if len(places) < len(parts) or any(part[0] < 0 or (np.diff(part) < 0).any() for part in parts):
             raise ValueError("the positions of each file must be together and ascending")
-        places = {path: np.unique(part) for path, part in places.items()}
+        places = {path: sort_distinct(part) for path, part in places.items()}
     except (*UNREADABLE, pa.ArrowException, OSError) as problem:
         redacted_path = redact("path", url)
         raise_ours(
@@ -557,6 +564,17 @@ class TableVersion:
 
     def to_json(self, statistics: bool = True) -> dict[str, Any]:
         """The version as a JSON value, with or without the statistics of its files."""
+        if not statistics and isinstance(self.files, ColumnFiles):
+            by_value = {deletes.name: deletes for group in self.equality for deletes in group.files}
+            some: list[Deletes | EqualityDeletes] = [
+                *self.files.deletes,
+                *(deletes.without_bounds() for deletes in by_value.values()),
+            ]
+            return {
+                "files": listed_to_record(self.files) or files_to_record(self.files),
+                "deletes": [deletes.to_json() for deletes in some],
+                "metadata": self.metadata.to_json() if self.metadata else None,
+            }
         rows = []
         distinct_columns = list(
             {id(file.columns): file.columns for file in self.files if file.columns is not None}.values()
@@ -596,12 +614,11 @@ class TableVersion:
         """The version that `to_json` returned as a dictionary. Raises one of `decoding.UNREADABLE` for any other value."""
         parsed_deletes = (DELETES[kind](fields) for kind, *fields in record["deletes"])
         deletes_by_name: dict[str, Any] = {deletes.name: deletes for deletes in parsed_deletes}
-        groups = [
-            EqualityGroup(
-                tuple(sorted((deletes_by_name[name] for name in as_texts(names)), key=lambda item: item.sequence))
-            )
-            for names in record.get("equality", ())
-        ]
+        metadata = None if record["metadata"] is None else VersionMetadata.from_json(record["metadata"])
+        if isinstance(record["files"], dict):
+            from_record = listed_from_record if "listed" in record["files"] else files_from_record
+            return cls(table_id, from_record(record["files"], deletes_by_name), metadata)
+        groups = [EqualityGroup.from_names(as_texts(names), deletes_by_name) for names in record.get("equality", ())]
         shared_groups: dict[tuple[int, ...], tuple[EqualityGroup, ...]] = {}
         distinct_columns = [tuple(map(StoredColumn.from_json, columns)) for columns in record.get("columns", ())]
         shared_deletes: dict[tuple[str, ...], tuple[Deletes, ...]] = {}
@@ -613,7 +630,7 @@ class TableVersion:
                 if names not in shared_deletes:
                     shared_deletes[names] = tuple(deletes_by_name[name] for name in names)
                 columns = distinct_columns[as_count(row[5]["columns"])] if "columns" in row[5] else None
-                partition = _parse_partition(row[5]["partition"])
+                partition = parse_partition(row[5]["partition"])
                 form = FileFormatName(row[5]["format"]) if "format" in row[5] else None
                 sequence, *numbers = as_counts(row[5].get("equality", (0,)))
                 if (key := tuple(numbers)) not in shared_groups:
@@ -628,7 +645,6 @@ class TableVersion:
                     sequence=sequence,
                 )
             files.append(file)
-        metadata = None if record["metadata"] is None else VersionMetadata.from_json(record["metadata"])
         if "statistics" in record:
             pairs = zip(files, statistics_from_text(record["statistics"], len(files)), strict=True)
             files = [dataclasses.replace(file, statistics=statistics) for file, statistics in pairs]
@@ -715,12 +731,6 @@ def require_metadata(table: Table, version: TableVersion) -> VersionMetadata:
             "its kind; plan again (a new load() or SQL statement)"
         )
     return version.metadata
-
-
-def _parse_partition(pairs: Any) -> PartitionValues | None:
-    if pairs is None:
-        return None
-    return tuple((as_text(name), None if value is None else as_text(value)) for name, value in pairs)
 
 
 _INTEGER = re.compile(r"[+-]?\d{1,38}")

@@ -18,12 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.cache import segments
-from pyspark_lookup.cache.segments import ROW_BITS, Segment, SegmentBuilder, SegmentFile
+from pyspark_lookup.cache.segments import ROW_BITS, Segment, SegmentBuilder, SegmentFiles, write_files
 from pyspark_lookup.columnar import buffers as columns
 from pyspark_lookup.columnar.keys import Keys, Numbers, Order, Seed, SkewedError, order_rows
 from pyspark_lookup.columnar.types import spark_type
 from pyspark_lookup.core.threads import run_in_order
 from pyspark_lookup.storage.disk import OpenSegment, ReservedFile, SegmentWriter
+from pyspark_lookup.versions.file_columns import FileStates
 from tests.support.disks import Opened, files_at_most, handles_below
 from tests.support.fuzzing import by_day, fuzzed
 from tests.support.key_values import KINDS, SEED, plain, scalar_values
@@ -47,6 +48,14 @@ def limits(deal: int = PLENTY, partition: int = PLENTY) -> Iterator[None]:
 def row_positions(cut: Cut) -> Numbers:
     file, rows = cut
     return np.array(rows, np.uint64) | np.uint64(file) << ROW_BITS
+
+
+def describe(rows: Sequence[int]) -> SegmentFiles:
+    """Files with these numbers of rows, each in one row group."""
+    numbers = range(len(rows))
+    urls, identities = pa.array([f"f{n}".encode() for n in numbers], pa.binary()), [f"v{n}" for n in numbers]
+    states = FileStates(urls, np.arange(len(rows)) + 100, pa.array(identities, pa.string()))
+    return SegmentFiles.from_units(states, [[(50, count)] for count in rows])
 
 
 class Workshop:
@@ -73,16 +82,17 @@ class Workshop:
         self.parts += 1
         return order_rows(*args)
 
-    def published(self, builder: SegmentBuilder, files: Sequence[SegmentFile], strict: bool = True) -> OpenSegment:
+    def published(self, builder: SegmentBuilder, files: SegmentFiles, strict: bool = True) -> OpenSegment:
         """The segment that a builder makes of what it was given, opened; nothing else is left of it."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(segments, "order_rows", self.ordered)
             try:
-                writer = builder.finish(self.disk.create_segment, [file.rows for file in files], strict)
+                writer = builder.finish(self.disk.create_segment, files.rows, strict)
             finally:
                 builder.close()
         name = next(self.names)
-        writer.finish({**builder.meta, "files": [dataclasses.astuple(file) for file in files]})
+        write_files(writer, files)
+        writer.finish(builder.meta)
         self.disk.publish_segment("t", name, writer)
         writer.close()
         assert os.listdir(self.tmp) == []
@@ -107,10 +117,7 @@ class Workshop:
 
         collections.deque(run_in_order(add, cuts, how.get("threads", 0)), 0)
         assert builder.rows == total
-        described = [
-            SegmentFile(f"f{n}", 100 + n, f"v{n}", f.num_rows, ((50, f.num_rows),)) for n, f in enumerate(files)
-        ]
-        return self.published(builder, described, strict)
+        return self.published(builder, describe([file.num_rows for file in files]), strict)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +139,7 @@ def check(opened: OpenSegment, files: Sequence[pa.RecordBatch], keys: Sequence[s
     names = rows.column_names
     assert (segment.rows, segment.bytes, segment.keys) == (rows.num_rows, opened.bytes, tuple(keys))
     assert segment.schema == rows.schema
-    assert [(file.url, file.rows) for file in segment.files] == [(f"f{n}", f.num_rows) for n, f in enumerate(files)]
+    assert segment.files.to_batch().equals(describe([file.num_rows for file in files]).to_batch())
     assert segment.file_starts.tolist() == [0, *itertools.accumulate(file.num_rows for file in files)]
     ordinals = segment.ordinals.tolist()
     assert sorted(ordinals) == list(range(rows.num_rows))
@@ -218,8 +225,8 @@ def test_a_segment_holds_the_rows_it_was_given(
     if not keys and added_rows == sorted(added_rows):
         assert segment.ordinals.tolist() == list(range(segment.rows))
     schema = files[0].schema
-    empty = Segment(workshop.published(workshop.builder(schema, keys), []))  # of a version without files
-    assert (empty.rows, list(empty.files)) == (0, [])
+    empty = Segment(workshop.published(workshop.builder(schema, keys), describe([])))  # of a version without files
+    assert (empty.rows, len(empty.files)) == (0, 0)
     assert [len(column) for column in empty.slice(schema.names, 0, 0)] == [0] * len(schema)
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from pyspark_lookup.sources.providers import provider as provided_table
-from tests.support.large_tables import lose, mapped_from, restart
+from tests.support.large_tables import lose, made_objects, mapped_from, restart
 from tests.support.lookup_functions import Desk
 from tests.support.managed_tables import site
 from tests.support.rest_catalog import RestCatalog
 
-__all__ = ["lose", "mapped_from", "restart", "site"]
+__all__ = ["lose", "made_objects", "mapped_from", "restart", "site"]
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pyspark_lookup.sources.iceberg import columns
 from pyspark_lookup.sources.iceberg.source import IcebergSource
 from tests.support.fuzzing import by_day
 from tests.support.lake_tables import counting, opened
-from tests.support.large_lakes import LargeDelta, LargeIceberg, LargeTable, row, scan_rows, snapshot_files
-from tests.support.large_tables import Lose
+from tests.support.large_lakes import FILES, LargeDelta, LargeIceberg, LargeTable, row, scan_rows, snapshot_files
+from tests.support.large_tables import Lose, check_record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +100,30 @@ def test_bounds_are_parsed_once_per_host(
         assert reader.scan(predicate="name = 'n015' AND region = 'ü/ %'").num_rows == 1
         restart()
     assert sorted(parsed) == kind.parsed
+
+
+def test_a_reload_makes_objects_of_changed_files_only(
+    table: LargeTable, cache: Path, restart: Restart, made_objects: list[str]
+) -> None:
+    """A full cache has one more commit without an object for each file, in a process that goes on and in a new one."""
+    reader = opened(table.path, cache, "full", "id")
+    for number in range(6):
+        names = [f"again {later}" for later in range(number)]
+        assert sorted(match["name"] for match in reader.get(15)) == [*names, "n015"]
+        assert len({*made_objects}) <= (FILES if number == 0 else 2)  # the first file says how columns are stored
+        table.append(row(15, name=f"again {number}"))
+        if number % 2:
+            restart()
+            reader = opened(table.path, cache, "full", "id")
+        made_objects.clear()
+
+
+def test_a_record_beside_a_snapshot_says_it_all(table: LargeTable, cache: Path) -> None:
+    reader = opened(table.path, cache, keys="id")
+    engine = reader._engine()
+    for step in range(3):
+        check_record(engine.reader.resolver.discover(reader._options)[1])
+        table.change(step)
 
 
 COLUMN_FILES = [

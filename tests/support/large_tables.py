@@ -1,9 +1,12 @@
 """What tests of large tables share, whose files are columns: from how many files on, another process, and columns that are lost."""
 
+import dataclasses
+import json
 import random
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,9 +15,15 @@ from pyspark_lookup.core.clock import HostClock
 from pyspark_lookup.errors import CacheFullError
 from pyspark_lookup.lookup import lookup_table as api
 from pyspark_lookup.lookup.runtime import Runtime
-from pyspark_lookup.sources.delta.source import DeltaSource
+from pyspark_lookup.sources.delta.source import DeltaColumns, DeltaSource
+from pyspark_lookup.sources.iceberg.columns import IcebergColumns
 from pyspark_lookup.sources.iceberg.source import IcebergSource
 from pyspark_lookup.storage.disk import Disk
+from pyspark_lookup.storage.stores import EqualityGroup, FileVersion
+from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns
+from pyspark_lookup.versions.listed_columns import ListedColumns
+from pyspark_lookup.versions.model import TableVersion
+from pyspark_lookup.versions.recorded_columns import RecordedColumns
 from tests.support.disks import flipped
 from tests.support.fuzzing import BY_NIGHT
 
@@ -32,6 +41,52 @@ def mapped_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 both_ways = pytest.mark.parametrize("mapped_from", [1, 1000], ids=["columns", "objects"], indirect=True)
+
+
+@pytest.fixture
+def made_objects(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that become objects, in their order."""
+    names: list[str] = []
+
+    def note(columns: type[FileColumns]) -> None:
+        make = columns.file
+
+        def make_and_note(self: FileColumns, row: int) -> FileVersion:
+            file = make(self, row)
+            names.append(file.url.rpartition("/")[2])
+            return file
+
+        monkeypatch.setattr(columns, "file", make_and_note)
+
+    for columns in (DeltaColumns, IcebergColumns, ListedColumns, RecordedColumns):
+        note(columns)
+    return names
+
+
+def check_record(version: TableVersion) -> None:
+    """Check that the record of a version beside its snapshot says all that the version says, except for statistics."""
+    record = json.loads(json.dumps(version.to_json(statistics=False)))
+    recorded = TableVersion.from_json(version.table_id, record)
+    assert (recorded.metadata, recorded.digest) == (version.metadata, version.digest)
+    assert [*map(_describe, recorded.files)] == [*map(_describe, version.files)]
+    assert {*map(_names, recorded.equality)} == {*map(_names, version.equality)}
+    assert {deletes.name for deletes in recorded.deletes} == {deletes.name for deletes in version.deletes}
+    if isinstance(version.files, ColumnFiles):
+        assert isinstance(recorded.files, ColumnFiles)
+        places = [place if file.cacheable else -1 for place, file in enumerate(version.files)]
+        assert recorded.files.states.find(version.files.states).tolist() == places
+
+
+def _names(group: EqualityGroup) -> tuple[str, ...]:
+    return group.names
+
+
+def _describe(file: FileVersion) -> dict[str, Any]:
+    fields = {field.name: getattr(file, field.name) for field in dataclasses.fields(file) if field.name != "statistics"}
+    equality = [
+        (group.names, [deletes.without_bounds().to_json() for deletes in group.files]) for group in file.equality
+    ]
+    return {**fields, "deletes": [deletes.to_json() for deletes in file.deletes], "equality": equality}
 
 
 @pytest.fixture

@@ -670,7 +670,6 @@ class FullCache:
             refused=None,
         )
         self._record(state)
-        self._stored.keep_version(snapshot)
         self._load_log.succeeded(started_s, seconds, snapshot, received, failures)
         if snapshot.is_worth_compacting():
             self._jobs.ask(None, compact=True)
@@ -724,6 +723,7 @@ class FullCache:
             selected_version, stored_version = self._choose(version), state.find(version.digest)
             unchanged = self._stored.open(stored_version, version)
             if unchanged is not None and stored_version is not None and selected_version.cacheable:
+                self._stored.keep_version(unchanged)
                 return unchanged, stored_version
             # Unmap all older snapshots, so that they can be evicted if room is needed.
             self._stored.forget(state.latest)

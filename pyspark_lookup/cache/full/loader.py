@@ -1,8 +1,9 @@
 """`SnapshotLoader` writes the layers of a version's snapshot to disk. It reuses the rows of unchanged files, and fetches only changed files.
 
 A snapshot consists of layers: a base with most rows, and up to three overlays with the rows of files that changed later. After a small change,
-the layers of the version before stay, and one overlay is written. Instead of a fourth overlay, one is written that replaces the three. After a
-large change, with another schema, or to merge the layers, a new base is written; rows of unchanged files are copied into it from the layers.
+the layers of the version before stay, and one overlay is written. Instead of a fourth overlay, one is written that replaces the last of the
+others, and those before it that are not much larger. After a large change, with another schema, or to merge the layers, a new base is written;
+rows of unchanged files are copied into it from the layers.
 """
 
 from __future__ import annotations
@@ -14,17 +15,34 @@ import hashlib
 import os
 import random
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_lookup.cache.full.snapshot import Layer, Marks, Snapshot, deleted_rows
-from pyspark_lookup.cache.segments import HELD_AT_MOST, ROW_BITS, Segment, SegmentBuilder, open_rows
-from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, SkewedError, draw_seed, one_array
+from pyspark_lookup.cache.segments import (
+    HELD_AT_MOST,
+    ROW_BITS,
+    Segment,
+    SegmentBuilder,
+    SegmentFiles,
+    open_rows,
+    write_files,
+)
+from pyspark_lookup.columnar.keys import (
+    Keys,
+    Numbers,
+    Seed,
+    SkewedError,
+    as_indices,
+    as_int64,
+    draw_seed,
+    one_array,
+    sort_distinct,
+)
 from pyspark_lookup.columnar.types import conform_columns, is_source
 from pyspark_lookup.core.memory import free_bytes
 from pyspark_lookup.core.threads import run_in_order
@@ -41,7 +59,8 @@ from pyspark_lookup.scan.table_scan import (
 )
 from pyspark_lookup.storage.disk import Disk, ReservedFile, SegmentWriter, key_of
 from pyspark_lookup.storage.stores import EqualityGroup, FileVersion
-from pyspark_lookup.versions.model import Table, TableVersion
+from pyspark_lookup.versions.file_columns import ColumnFiles, FileStates
+from pyspark_lookup.versions.model import Table, TableVersion, file_sizes
 
 PlacedUnit = tuple[PreparedUnit, int]
 """(a unit of a file, the position of the unit's first row in the file)."""
@@ -124,41 +143,42 @@ def read_live_rows(
 
 
 def read_deleted(
-    scan: TableScan, table: Table, version: TableVersion, last: Snapshot | None, fetched: AbstractSet[FileVersion]
+    scan: TableScan, table: Table, version: TableVersion, last: Snapshot | None, is_fetched: Numbers
 ) -> dict[str, Numbers]:
     """For each file with deleted rows, by URL, the positions of these rows. Deleted rows that the snapshot `last` does not have may be left out.
 
-    Equality deletes are compared with the rows of `last`, the latest snapshot, so that its data files are not read again. `fetched`: files whose
-    rows are read from the store, although `last` has them.
+    Equality deletes are compared with the rows of `last`, the latest snapshot, so that its data files are not read again. `is_fetched`: for each
+    file, whether its rows are read from the store although `last` has them.
     """
-    by_value = [file for file in version.files if file.equality] if version.equality else []
-    layer_files: list[tuple[Segment, list[tuple[int, FileVersion]]]] = []
-    elsewhere = {*by_value}
-    if by_value and last is not None:
+    files = ColumnFiles.from_files(version.files)
+    groups = files.equality_places()
+    by_value = np.zeros(len(files), np.bool_)
+    for _, places in groups:
+        by_value[places] = True
+    in_layers: list[tuple[Segment, Numbers, Numbers]] = []
+    elsewhere = by_value.copy()
+    if groups and last is not None:
         marks = {delete_file.name for delete_file in version.deletes}
         for layer in last.layers:
             if not marks.issuperset(layer.segment.marks):
                 continue  # the layer lacks rows that this version still has
-            places = {
-                FileVersion(stored_file.url, stored_file.size, stored_file.identity): place
-                for place, stored_file in enumerate(layer.segment.files)
-                if layer.ranks[place] >= 0
-            }
-            places = {file: place for file, place in places.items() if file not in fetched}
-            lacking = {id(group): _last_lacking(layer.segment, group) for group in version.equality}
-            inside = [
-                (places[file], file)
-                for file in by_value
-                if file in places and all(file.sequence >= lacking[id(group)] for group in file.equality)
-            ]
-            layer_files.append((layer.segment, inside))
-            elsewhere -= {file for _, file in inside}
-    positions = scan.read_deleted(table, [file for file in version.files if file in elsewhere or not file.equality])
-    for segment, inside in layer_files:
-        by_position = [dataclasses.replace(file, equality=()) for _, file in inside if file.deletes]
-        positions |= merge_positions(
-            scan.read_deleted(table, by_position), _locate_deleted(scan, table, segment, inside)
+            numbers = layer.segment.files.states.find(files.states)
+            is_inside = by_value & ~is_fetched & (numbers >= 0)
+            is_inside[is_inside] = layer.ranks[numbers[is_inside]] >= 0
+            for group, places in groups:
+                is_inside[places] &= files.sequences[places] >= _last_lacking(layer.segment, group)
+            in_layers.append((layer.segment, numbers, is_inside))
+            elsewhere &= ~is_inside
+    is_read = elsewhere | (files.has_deletes & ~by_value)
+    positions = scan.read_deleted(table, files.take(np.flatnonzero(is_read)))
+    for segment, numbers, is_inside in in_layers:
+        with_deletes = files.take(np.flatnonzero(is_inside & files.has_deletes))
+        by_position = [dataclasses.replace(file, equality=()) for file in with_deletes]
+        by_group = [(group, places[is_inside[places]]) for group, places in groups]
+        located = _locate_deleted(
+            scan, table, segment, [(group, numbers[some], files.sequences[some]) for group, some in by_group]
         )
+        positions |= merge_positions(scan.read_deleted(table, by_position), located)
     return positions
 
 
@@ -173,36 +193,30 @@ def _last_lacking(segment: Segment, group: EqualityGroup) -> int:
 
 
 def _locate_deleted(
-    scan: TableScan, table: Table, segment: Segment, inside: Sequence[tuple[int, FileVersion]]
+    scan: TableScan, table: Table, segment: Segment, groups: Iterable[tuple[EqualityGroup, Numbers, Numbers]]
 ) -> dict[str, Numbers]:
     """For each file in a segment, by URL, the positions of the rows that equality deletes delete, if the segment still has these rows.
 
-    `inside`: (the file's number in the segment, the file) for each file that is concerned.
+    `groups`: (deletes, the numbers in the segment of the files that they concern, the sequence numbers of these files).
     """
     marks = {*segment.marks}
-    concerned: dict[EqualityGroup, list[tuple[int, FileVersion]]] = defaultdict(list)
-    for place, file in inside:
-        for group in file.equality:
-            concerned[group].append((place, file))
-    parts = [np.zeros(0, np.int64)]
-    for group, files in concerned.items():
+    is_deleted = np.zeros(int(segment.file_starts[-1]), np.bool_)
+    for group, numbers, file_sequences in groups:
         new = tuple(delete_file for delete_file in group.files if delete_file.name not in marks)
-        if not new:
+        if not new or not len(numbers):
             continue
         sequences = np.full(len(segment.files), np.iinfo(np.int64).max)  # other files are not concerned
-        for place, file in files:
-            sequences[place] = file.sequence
+        sequences[numbers] = file_sequences
         for values in scan.deleted_values(table, EqualityGroup(new)):
             for rows, highest in _match_rows(segment, values):
                 ordinals = segment.ordinals[rows].astype(np.int64)
                 places = np.searchsorted(segment.file_starts, ordinals, "right") - 1
-                parts.append(ordinals[highest > sequences[places]])
-    deleted = np.unique(np.concatenate(parts))
+                is_deleted[ordinals[highest > sequences[places]]] = True
+    deleted = np.flatnonzero(is_deleted)
     bounds = np.searchsorted(deleted, segment.file_starts)
     return {
-        file.url: deleted[bounds[place] : bounds[place + 1]] - segment.file_starts[place]
-        for place, file in inside
-        if bounds[place] < bounds[place + 1]
+        segment.files.states.url(number): deleted[bounds[number] : bounds[number + 1]] - segment.file_starts[number]
+        for number in np.flatnonzero(np.diff(bounds)).tolist()
     }
 
 
@@ -212,7 +226,7 @@ def _match_rows(segment: Segment, values: DeletedValues) -> Iterator[tuple[Numbe
     if set(names) == set(segment.keys) and not any(part.has_nulls for part in values.parts):
         for part in values.parts:
             keys = Keys([one_array(part.rows.column(name)) for name in segment.keys])
-            rows = np.unique(segment.probe(keys, keys.hashes(segment.seed)).rows)
+            rows = sort_distinct(segment.probe(keys, keys.hashes(segment.seed)).rows)
             # `highest` compares the values once more, because `probe` compares keys as Spark does, and not as Iceberg.
             yield rows, values.highest(segment.take(names, rows))
         return
@@ -227,6 +241,7 @@ T = TypeVar("T")
 Progress = Callable[[int, int], None]  # called with (bytes that are done, bytes in total)
 
 OVERLAYS_AT_MOST = 3
+_KEPT_FROM = 4  # times as many rows as the overlays after it an overlay has if it stays when these are replaced
 # If more than this share of a version's bytes has changed, a new base costs about as much as an overlay.
 _OVERLAY_SHARE = 0.25
 _FETCHED_AT_ONCE = 32 * 1024 * 1024
@@ -289,18 +304,43 @@ def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Sn
         if layer.deleted is not None and deleted is None:
             return None
         opened.append((segment, deleted, layer))
-    live = sorted(
-        (file.url, number, place)
-        for number, (segment, _, layer) in enumerate(opened)
-        for place, file in enumerate(segment.files)
-        if place not in layer.gone
-    )
-    ranks = [np.full(len(segment.files), -1, np.int64) for segment, _, _ in opened]
-    for rank, (_, number, place) in enumerate(live):
-        ranks[number][place] = rank
+    ranks = _rank_files([(segment.files, layer.gone) for segment, _, layer in opened])
     snapshot = Snapshot([Layer(segment, deleted, ranks[n]) for n, (segment, deleted, _) in enumerate(opened)])
     snapshot.base_name, snapshot.layers_name = stored[0].name, name_layers(stored)
     return snapshot
+
+
+def _rank_files(parts: Sequence[tuple[SegmentFiles, Sequence[int]]]) -> list[Numbers]:
+    """For each of several segments, the positions of its files in the version of a snapshot; -1 for a file that is gone.
+
+    `parts`: (the files of the segment, the numbers of those that are gone).
+    """
+    live = [np.delete(np.arange(len(files)), gone) for files, gone in parts]
+    urls = [files.states.urls.take(as_indices(numbers)) for (files, _), numbers in zip(parts, live, strict=True)]
+    order = as_int64(pc.sort_indices(pa.concat_arrays(urls)).cast(pa.int64()))
+    positions = np.empty(len(order), np.int64)
+    positions[order] = np.arange(len(order))
+    ranks = [np.full(len(files), -1, np.int64) for files, _ in parts]
+    ends = np.cumsum([len(numbers) for numbers in live])
+    for rank, numbers, end in zip(ranks, live, ends.tolist(), strict=True):
+        rank[numbers] = positions[end - len(numbers) : end]
+    return ranks
+
+
+def _count_kept(last: Snapshot) -> int:
+    """How many of the latest layers stay as they are when an overlay is added. The new overlay replaces all layers after these.
+
+    An overlay stays if it has many times the rows of those after it. So after a thousand small changes a row has been written 14 times, and not
+    168 times, as it would have been if each fourth overlay replaced the other three.
+    """
+    kept = len(last.layers)
+    if kept <= OVERLAYS_AT_MOST:
+        return kept
+    rows = [layer.visible_rows for layer in last.layers]
+    kept -= 1
+    while kept > 1 and rows[kept - 1] < _KEPT_FROM * sum(rows[kept:]):
+        kept -= 1
+    return kept
 
 
 def _with_marks(layer: Layer, rows: Numbers) -> Marks | None:
@@ -330,7 +370,7 @@ def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Marks | Non
 
 def bytes_per_file_byte(last: Snapshot) -> float:
     """How many bytes a snapshot takes for each byte of its data files."""
-    return last.bytes / max(sum(file.size for layer in last.layers for file in layer.segment.files), 1)
+    return last.bytes / max(sum(int(layer.segment.files.states.sizes.sum()) for layer in last.layers), 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,10 +400,10 @@ class SnapshotLoader:
         Raises SourceChangedError if a file was replaced or removed, SchemaError, UfsError, CacheFullError if the cache directory's budget has
         no room for the layers (before anything is read, if an estimate shows this), or another OSError if the directory cannot be written.
         """
-        lacking = set() if last is None else self._lacking(version, layout, last)
+        is_lacking = self._find_lacking(version, layout, last)
         reusable = last if last is not None and is_source(last.schema, layout.columns) else None
-        deleted = read_deleted(self.scan, self.table, version, reusable, lacking)
-        load = _Load(version, layout, last, deleted, progress, lacking)
+        deleted = read_deleted(self.scan, self.table, version, reusable, is_lacking)
+        load = _Load(version, layout, last, deleted, progress, is_lacking)
         small = last is not None and not compact and load.is_small(last)
         file_bytes = max(sum(file.size for file in load.fetched) if small else version.bytes, 1)
         size = self.estimate(version, layout, file_bytes, share if last is None else bytes_per_file_byte(last))
@@ -406,7 +446,7 @@ class SnapshotLoader:
         rows = self._look_up(changed.keys, layout, progress)
         if rows is None:
             return None
-        merged = last.layers[1:] if len(last.layers) > OVERLAYS_AT_MOST else ()
+        merged = last.layers[_count_kept(last) :]
         probed = Keys([one_array(column) for column in changed.keys.columns])
         hashes = probed.hashes(last.seed)
         marks = [_with_marks(layer, layer.segment.probe(probed, hashes).rows) for layer in last.layers]
@@ -502,26 +542,29 @@ class SnapshotLoader:
             writer = builder.finish(lambda sizes: self.disk.create_segment(sizes, room), [count], strict)
         with contextlib.closing(writer):
             size = file.size if identity else 0
-            name = self._publish(writer, {**builder.meta, "files": [[file.url, size, identity, count, []]]})
+            write_files(writer, SegmentFiles.single(file.url, size, identity, count))
+            name = self._publish(writer, builder.meta)
         return StoredLayer(name, None, ())
 
-    def _lacking(self, version: TableVersion, layout: Layout, last: Snapshot) -> set[FileVersion]:
-        """The files with values in a column of the layout that the layers lack, because it was renamed or added since.
+    def _find_lacking(self, version: TableVersion, layout: Layout, last: Snapshot | None) -> Numbers:
+        """For each file, whether it has values in a column of the layout that the layers lack, because it was renamed or added since.
 
         Reads footers if there are such columns.
         """
-        cached_files = {
-            FileVersion(file.url, file.size, file.identity) for layer in last.layers for file in layer.segment.files
-        }
-        files = [file for file in version.files if file.columns is not None and file in cached_files]
+        files = ColumnFiles.from_files(version.files)
+        is_lacking = np.zeros(len(files), np.bool_)
+        if last is None or not version.stored_columns:
+            return is_lacking
         columns = pa.schema([field for field in layout.columns if field.name not in last.schema.names])
-        if not len(columns) or not files:
-            return set()
+        if not len(columns):
+            return is_lacking
+        for layer in last.layers:
+            is_lacking |= layer.segment.files.states.find(files.states) >= 0
         if any(name in layout.partitions.names for name in columns.names):
-            return set(files)
-        bounds = self.scan.bounds(self.table, files, layout.partitions, columns)
-        has_values = (any(stats is None or not stats.all_null for stats in row) for row in bounds)
-        return {file for file, has in zip(files, has_values, strict=True) if has}
+            return is_lacking
+        bounds = self.scan.bounds(self.table, files.take(np.flatnonzero(is_lacking)), layout.partitions, columns)
+        is_lacking[is_lacking] = [any(stats is None or not stats.all_null for stats in row) for row in bounds]
+        return is_lacking
 
     def _load(self, load: _Load, under: Snapshot | None, stored: Sequence[StoredLayer]) -> tuple[StoredLayer, ...]:
         if under is not None:
@@ -531,7 +574,7 @@ class SnapshotLoader:
         for attempt in range(_SEEDS):
             seed, strict = draw_seed(self.rng), attempt + 1 < _SEEDS
             with contextlib.suppress(SkewedError):
-                return (self._write(load, load.version.files, seed, strict),)
+                return (self._write(load, np.arange(len(load.files)), seed, strict),)
         raise AssertionError("the last attempt accepts any seed")
 
     def estimate(self, version: TableVersion, layout: Layout, file_bytes: int, share: float | None) -> int:
@@ -550,38 +593,35 @@ class SnapshotLoader:
 
     def _decoded_share(self, version: TableVersion, layout: Layout) -> float:
         """About how many bytes a snapshot takes for each byte of its files, by the footers of some of the files."""
-        files = [file for file in version.files if file.size]
-        sample = files[:: max(len(files) // _FOOTERS_AT_MOST, 1)][:_FOOTERS_AT_MOST]
+        places = np.flatnonzero(file_sizes(version.files))
+        places = places[:: max(len(places) // _FOOTERS_AT_MOST, 1)][:_FOOTERS_AT_MOST]
+        sample = [version.files[place] for place in places.tolist()]
         decoded = self.scan.decoded_bytes(self.table, sample, layout.columns.names) if sample else None
         return _DECODED_SHARE if decoded is None else decoded / sum(file.size for file in sample)
 
     def _write_overlay(self, load: _Load, last: Snapshot, stored: Sequence[StoredLayer]) -> tuple[StoredLayer, ...]:
         """Write an overlay with the rows of new files, and mark the rows of removed files in the latest layers. Returns all these layers.
 
-        If it would be the fourth overlay, the new overlay also gets the rows of the other three, and replaces them.
+        If it would be the fourth overlay, it also gets the rows of one or more of the other three, and replaces them.
         """
-        count = len(last.layers)
-        layer_numbers = [0] if load.fetched and count > OVERLAYS_AT_MOST else list(range(count))
+        layer_numbers = range(_count_kept(last) if load.fetched else len(last.layers))
         layers = [
             self._keep(load, last.layers[n].segment, stored[n], load.ranks[n])
             for n in layer_numbers
             if n == 0 or (load.ranks[n] >= 0).any()
         ]
-        files = [
-            file for file in load.version.files if file not in load.places or load.places[file][0] not in layer_numbers
-        ]
-        if files:
-            layers.append(self._write(load, files, last.seed, True))
+        places = np.flatnonzero(~np.isin(load.layer_numbers, layer_numbers))
+        if len(places):
+            layers.append(self._write(load, places, last.seed, True))
         return tuple(layers)
 
     def _keep(self, load: _Load, segment: Segment, stored: StoredLayer, ranks: Numbers) -> StoredLayer:
         """A layer of the latest snapshot as a layer of the new one: the same segment, with the rows marked that are deleted now."""
-        places = load.deleted
         gone_files = tuple(np.flatnonzero(ranks < 0).tolist())
-        marked = _digest([file.url for file, rank in zip(segment.files, ranks, strict=True) if rank >= 0], places)
+        marked = _digest(segment.files.states, ranks, load.deleted)
         if (gone_files, marked) == (stored.gone, stored.marked):
             return stored
-        marks = deleted_rows(segment, ranks, places)
+        marks = deleted_rows(segment, ranks, load.deleted)
         if marks is None:
             return StoredLayer(stored.name, None, gone_files, marked)
         writer = self.disk.create_segment({"deleted": len(marks.bits)}, load.room)
@@ -596,20 +636,23 @@ class SnapshotLoader:
         self.disk.publish_segment(self.table_key, name, writer)
         return name
 
-    def _write(self, load: _Load, files: Sequence[FileVersion], seed: Seed, strict: bool) -> StoredLayer:
-        """Write a new segment with the rows of `files`, and return its layer.
+    def _write(self, load: _Load, places: Numbers, seed: Seed, strict: bool) -> StoredLayer:
+        """Write a new segment with the rows of the files at `places` in the version, and return its layer.
 
-        Rows that the latest layers have are copied from them; the rows of all other files are fetched.
+        Rows that the latest layers have are copied from them; the rows of all other files, which must be all of `load.fetched`, are fetched.
         """
         schema = load.layout.columns
-        counts = [0] * len(files)
-        units: list[list[tuple[int, int]]] = [[] for _ in files]
-        numbers = {file: number for number, file in enumerate(files)}
+        states = load.files.states.take(places)
+        fetched_numbers = np.flatnonzero(load.layer_numbers[places] < 0)
+        numbers = dict(zip(load.fetched, fetched_numbers.tolist(), strict=True))
+        units: dict[int, list[tuple[int, int]]] = {number: [] for number in numbers.values()}
+        # (the numbers of some files, the files as the segment has them)
+        described: list[tuple[Numbers, SegmentFiles]] = []
         memory_bytes, threads = self._memory_bytes(), _threads()
         builder = SegmentBuilder(
             schema, load.layout.keys, seed, lambda size: self.disk.reserve(size, load.room), memory_bytes, threads
         )
-        total = max(sum(file.size for file in files), 1)
+        total = max(int(states.sizes.sum()), 1)
         progress = _Progress(load.progress, total)
 
         def decode(placed_units: Sequence[PlacedUnit]) -> list[tuple[int, PreparedUnit, int]]:
@@ -621,12 +664,10 @@ class SnapshotLoader:
             return unit_rows
 
         with contextlib.closing(builder):
-            for layer in load.select_layers(files):
-                size = 0
-                for stored_file, number in zip(layer.segment.files, layer.ranks.tolist(), strict=True):
-                    if number >= 0:
-                        counts[number], units[number] = stored_file.rows, list(stored_file.units)
-                        size += stored_file.size
+            for layer in load.select_layers(places):
+                copied = layer.segment.files.take(np.flatnonzero(layer.ranks >= 0))
+                described.append((layer.ranks[layer.ranks >= 0], copied))
+                size = int(copied.states.sizes.sum())
                 names = [name for name in schema.names if name in layer.segment.schema.names]
                 share = size / total / max(layer.visible_rows, 1)
 
@@ -648,19 +689,19 @@ class SnapshotLoader:
             for unit_rows in run_in_order(decode, fetched, threads):
                 for number, unit, rows in unit_rows:
                     units[number].append((unit.middle, rows))
-                    counts[number] += rows
                     progress.read(unit.bytes)
+            described.append(
+                (fetched_numbers, SegmentFiles.from_units(states.take(fetched_numbers), [*units.values()]))
+            )
+            files = SegmentFiles.merge(described)
             progress.all_read()
             writer = builder.finish(
-                lambda sizes: self.disk.create_segment(sizes, load.room), counts, strict, progress.report_written
+                lambda sizes: self.disk.create_segment(sizes, load.room), files.rows, strict, progress.report_written
             )
         with contextlib.closing(writer):
-            of_files = [
-                [f.url, f.size, f.identity if f.cacheable else "", counts[n], units[n], f.modified_at_s]
-                for n, f in enumerate(files)
-            ]
-            name = self._publish(writer, {**builder.meta, "files": of_files, "marks": load.marks})
-        return StoredLayer(name, None, (), _digest([file.url for file in files], load.deleted))
+            write_files(writer, files)
+            name = self._publish(writer, {**builder.meta, "marks": load.marks})
+        return StoredLayer(name, None, (), _digest(states, np.arange(len(states)), load.deleted))
 
     def _memory_bytes(self) -> int:
         return _memory_bytes() if self.memory_bytes is None else self.memory_bytes
@@ -699,10 +740,10 @@ class _Progress:
 class _Load:
     """A version to load, and which of its files the latest layers have.
 
-    `places`: for each file that the layers have, (number of the layer, position among the layer's files). `ranks`: for each layer, the
-    position in the version of each of its files (-1: the file is not in the version). `fetched`: the files that the layers do not have.
-    `deleted`: the deleted rows of files, by URL. `marks`: the names of the deletes that delete them. `room`: the part of the budget that is
-    reserved for the load. `lacking`: files with values in columns that the layers lack.
+    `layer_numbers`: for each file, the number of the layer that has it (-1: none has it). `numbers`: for each file, its number among the files
+    of this layer. `ranks`: for each layer, the position in the version of each of its files (-1: the file is not in the version). `fetched`: the
+    files that the layers do not have. `deleted`: the deleted rows of files, by URL. `marks`: the names of the deletes that delete them. `room`:
+    the part of the budget that is reserved for the load. `is_lacking`: for each file, whether it has values in columns that the layers lack.
 
     If a column's type in the layers does not widen to the current type, the layers count as empty: their values differ from those of the
     files. For instance, all values of a partition column were numbers, and now one of them is text.
@@ -715,7 +756,7 @@ class _Load:
         last: Snapshot | None,
         deleted: Mapping[str, Numbers],
         progress: Progress,
-        lacking: AbstractSet[FileVersion],
+        is_lacking: Numbers,
     ) -> None:
         self.version = version
         self.layout = layout
@@ -724,25 +765,23 @@ class _Load:
         self.room: ReservedFile | None = None
         self.marks = [delete_file.name for delete_file in version.deletes]
         self._layers = last.layers if last is not None else ()
-        self.places: dict[FileVersion, tuple[int, int]] = {}
+        self.files = files = ColumnFiles.from_files(version.files)
+        self.layer_numbers, self.numbers = np.full(len(files), -1), np.full(len(files), -1)
         self.ranks = [np.full(len(layer.segment.files), -1, np.int64) for layer in self._layers]
         self._gone_bytes = 0
-        current = {file: rank for rank, file in enumerate(version.files) if file.cacheable and file not in lacking}
-        if last is not None and not is_source(last.schema, layout.columns):
-            current = {}
-        for number, layer in enumerate(self._layers):
+        is_usable = last is not None and is_source(last.schema, layout.columns)
+        for layer_number, layer in enumerate(self._layers):
             # A segment lacks the rows that were deleted when it was written. The version to load may be an older one, which has these rows.
-            whole = _whole(layer.segment, self.marks, deleted)
-            for place, stored_file in enumerate(layer.segment.files):
-                if layer.ranks[place] < 0:
-                    continue
-                file = FileVersion(stored_file.url, stored_file.size, stored_file.identity)
-                if stored_file.identity and file in current and whole[place]:
-                    self.places[file] = number, place
-                    self.ranks[number][place] = current[file]
-                else:
-                    self._gone_bytes += stored_file.size
-        self.fetched = [file for file in version.files if file not in self.places]
+            has_rows = (layer.ranks >= 0) & _is_whole(layer.segment, self.marks, deleted)
+            numbers = layer.segment.files.states.find(files.states)
+            is_inside = (numbers >= 0) & ~is_lacking & is_usable
+            is_inside[is_inside] = has_rows[numbers[is_inside]]
+            places = np.flatnonzero(is_inside)
+            self.layer_numbers[places], self.numbers[places] = layer_number, numbers[places]
+            self.ranks[layer_number][numbers[places]] = places
+            is_gone = (layer.ranks >= 0) & (self.ranks[layer_number] < 0)
+            self._gone_bytes += int(layer.segment.files.states.sizes[is_gone].sum())
+        self.fetched = tuple(files.take(np.flatnonzero(self.layer_numbers < 0)))
 
     def is_small(self, last: Snapshot) -> bool:
         """Whether so little has changed since the latest layers were written that an overlay costs less than a new base."""
@@ -750,19 +789,20 @@ class _Load:
         changed = sum(file.size for file in self.fetched) + self._gone_bytes
         return same_layout and changed <= _OVERLAY_SHARE * max(self.version.bytes, 1)
 
-    def select_layers(self, files: Sequence[FileVersion]) -> Iterator[Layer]:
-        """The layers that have rows of `files`, with all other rows marked as deleted. Their ranks are positions in `files`."""
-        numbers = {file: number for number, file in enumerate(files)}
-        for number, layer in enumerate(self._layers):
+    def select_layers(self, places: Numbers) -> Iterator[Layer]:
+        """The layers that have rows of the files at `places` in the version, with all other rows marked as deleted.
+
+        Their ranks are positions in `places`.
+        """
+        for layer_number, layer in enumerate(self._layers):
+            among = np.flatnonzero(self.layer_numbers[places] == layer_number)
             ranks = np.full(len(layer.segment.files), -1, np.int64)
-            for file, (layer_number, place) in self.places.items():
-                if layer_number == number and file in numbers:
-                    ranks[place] = numbers[file]
-            if (ranks >= 0).any():
+            ranks[self.numbers[places[among]]] = among
+            if len(among):
                 yield Layer(layer.segment, deleted_rows(layer.segment, ranks, self.deleted), ranks)
 
 
-def _whole(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers]) -> Numbers:
+def _is_whole(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers]) -> Numbers:
     """For each file of a segment, whether the segment has all rows of the file that a version has.
 
     `marks`: the names of the version's deletes. `deleted`: the rows that they delete, by URL.
@@ -773,18 +813,29 @@ def _whole(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers
     is_present = np.zeros(int(segment.file_starts[-1]), np.bool_)
     for start in range(0, segment.rows, BATCH_ROWS):
         is_present[segment.ordinals[start : start + BATCH_ROWS].astype(np.int64)] = True
-    for number, file in enumerate(segment.files):
-        if file.url in deleted:
-            within = deleted[file.url][: np.searchsorted(deleted[file.url], file.rows)]
+    for number, rows in zip(segment.files.states.find_urls(deleted).tolist(), deleted.values(), strict=True):
+        if number >= 0:
+            within = rows[: np.searchsorted(rows, segment.files.rows[number])]
             is_present[segment.file_starts[number] + within] = True
-    ends = zip(segment.file_starts[:-1].tolist(), segment.file_starts[1:].tolist(), strict=True)
-    return np.array([is_present[start:end].all() for start, end in ends], np.bool_)
+    is_whole = np.ones(len(segment.files), np.bool_)
+    has_rows = np.flatnonzero(segment.files.rows)
+    if len(has_rows):
+        is_whole[has_rows] = np.logical_and.reduceat(is_present, segment.file_starts[has_rows])
+    return is_whole
 
 
-def _digest(urls: Sequence[str], places: Mapping[str, Numbers]) -> str:
-    """A digest of the deleted rows of the files `urls`; "" if none of their rows is deleted. `places`: positions of deleted rows, by URL."""
-    parts = [part for url in urls if url in places for part in (url, hashlib.sha256(places[url].tobytes()).hexdigest())]
-    return key_of(*parts) if parts else ""
+def _digest(states: FileStates, ranks: Numbers, deleted: Mapping[str, Numbers]) -> str:
+    """A digest of the deleted rows of those files that have a rank; "" if none of their rows is deleted.
+
+    `deleted`: the positions of deleted rows, by URL.
+    """
+    numbers = states.find_urls(deleted).tolist()
+    digests = {
+        url: hashlib.sha256(rows.tobytes()).hexdigest()
+        for (url, rows), number in zip(deleted.items(), numbers, strict=True)
+        if number >= 0 and ranks[number] >= 0
+    }
+    return key_of(*(part for pair in sorted(digests.items()) for part in pair)) if digests else ""
 
 
 def _threads() -> int:

@@ -242,19 +242,14 @@ def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]
     Deleted are the rows of files that are not in the version (rank -1), and the rows whose position in their file is in `places` (by URL).
     """
     is_gone = (ranks < 0) & (np.diff(segment.file_starts) > 0)
-    named = [(n, places[f.url]) for n, f in enumerate(segment.files) if ranks[n] >= 0 and f.url in places]
+    numbers = segment.files.states.find_urls(places)
+    named = [(n, rows) for n, rows in zip(numbers.tolist(), places.values(), strict=True) if n >= 0 and ranks[n] >= 0]
     if (not is_gone.any() and not named) or not segment.rows:
         return None
-    marked = np.zeros(int(segment.file_starts[-1]), np.bool_)
-    marked_blocks = np.zeros((len(marked) >> _NEIGHBOURS) + 1, np.bool_)
-    for number in np.flatnonzero(is_gone).tolist():
-        start, end = segment.file_starts[number : number + 2].tolist()
-        marked[start:end] = True
-        marked_blocks[start >> _NEIGHBOURS : ((end - 1) >> _NEIGHBOURS) + 1] = True
+    marked = np.repeat(is_gone, segment.files.rows)
     for number, rows in named:
-        within = segment.file_starts[number] + rows[: np.searchsorted(rows, segment.files[number].rows)]
-        marked[within] = True
-        marked_blocks[within >> _NEIGHBOURS] = True
+        marked[segment.file_starts[number] + rows[: np.searchsorted(rows, segment.files.rows[number])]] = True
+    marked_blocks = np.logical_or.reduceat(marked, np.arange(0, len(marked), 1 << _NEIGHBOURS))
     row_arrays = []
     for start in range(0, segment.rows, BATCH_ROWS):
         ordinals = segment.ordinals[start : start + BATCH_ROWS]
@@ -268,13 +263,13 @@ def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]
 
 def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
     """Where the rows of `ranges` are in a layer, as ordinals (see `cache.segments`): start, end, start, end and so on, ascending."""
-    files = {file.url: number for number, file in enumerate(layer.segment.files) if layer.ranks[number] >= 0}
+    numbers = layer.segment.files.states.find_urls(url for url, _, _ in ranges)
     bounds: list[tuple[int, int]] = []
-    for url, first, end in ranges:
-        if url not in files:
+    for (_, first, end), number in zip(ranges, numbers.tolist(), strict=True):
+        if number < 0 or layer.ranks[number] < 0:
             continue
-        at = int(layer.segment.file_starts[files[url]])
-        for middle, rows in layer.segment.files[files[url]].units:
+        at = int(layer.segment.file_starts[number])
+        for middle, rows in layer.segment.files.units(number):
             if first <= middle < end and rows:
                 bounds.append((at, at + rows))
             at += rows

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -258,27 +259,26 @@ class StoredSnapshots:
             return mapped_snapshot
         # The record has all files of the version, also those that `lookup.partition` leaves out, because the types of columns depend on all
         # of them.
-        recorded_version = self.disk.get_record("snapshot", self._beside(stored.digest), self._parse_table_version)
-        is_unrecorded = recorded_version is None or recorded_version.digest != stored.digest
-        if is_unrecorded:
-            recorded_version = version or self.find_version(stored.digest)
-        snapshot = (
-            self.map(stored) if recorded_version is not None and recorded_version.digest == stored.digest else None
-        )
-        if snapshot is not None and recorded_version is not None:
+        recorded_version = self._read_version(stored)
+        known_version = recorded_version or version or self.find_version(stored.digest)
+        snapshot = self.map(stored) if known_version is not None and known_version.digest == stored.digest else None
+        if snapshot is not None and known_version is not None:
             self.disk.use_table(self.key)
-            snapshot.version = recorded_version
+            snapshot.version = known_version
             self._remember(stored, snapshot)
-            if is_unrecorded:
+            if recorded_version is None:
                 self.keep_version(snapshot)
         return snapshot
 
+    def _read_version(self, stored: StoredVersion) -> TableVersion | None:
+        """The version of a stored snapshot, from the record beside the snapshot; None if the record is missing or damaged."""
+        parse = functools.partial(TableVersion.from_json, self.table.id)
+        version: TableVersion | None = self.disk.get_record("snapshot", self._beside(stored.digest), parse)
+        return version if version is not None and version.digest == stored.digest else None
+
     def version(self, stored: StoredVersion) -> TableVersion | None:
         """The version of a stored snapshot; None if no record of it is left."""
-        place = self._beside(stored.digest)
-        recorded_version: TableVersion | None = self.disk.get_record("snapshot", place, self._parse_table_version)
-        is_recorded = recorded_version is not None and recorded_version.digest == stored.digest
-        return recorded_version if is_recorded else self.find_version(stored.digest)
+        return self._read_version(stored) or self.find_version(stored.digest)
 
     def map(self, stored: StoredVersion | None) -> Snapshot | None:
         """The snapshot of a stored version, mapped, but without its `version`; None if its layers are damaged or were removed."""
@@ -292,9 +292,10 @@ class StoredSnapshots:
         Also None if this is not known.
         """
         layers = self.map(stored)
-        if stored is None or layers is None or all(file.columns is None for file in version.files):
+        if stored is None or layers is None or not version.stored_columns:
             return layers
-        before = self.disk.get_record("snapshot", self._beside(stored.digest), self._parse_table_version)
+        mapped_snapshot = self._find_open(stored)
+        before = mapped_snapshot.version if mapped_snapshot is not None else self._read_version(stored)
         if before is None:
             return None
         old_columns, new_columns = before.stored_columns, version.stored_columns
@@ -314,12 +315,9 @@ class StoredSnapshots:
     def keep_version(self, snapshot: Snapshot) -> None:
         """Record a snapshot's version, or mark the record of it as used."""
         place = self._beside(snapshot.version.digest)
-        if self.disk.get_record("snapshot", place, self._parse_table_version) is None:
+        if self.disk.get_record("snapshot", place) is None:
             with contextlib.suppress(OSError):
                 self.disk.replace_record("snapshot", place, snapshot.version.to_json(statistics=False))
-
-    def _parse_table_version(self, record: Any) -> TableVersion:
-        return TableVersion.from_json(self.table.id, record)
 
     def _remember(self, stored: StoredVersion, snapshot: Snapshot) -> None:
         with self._mutex:

@@ -31,6 +31,7 @@ from pyspark_lookup.columnar.keys import (
     draw_seed,
     offsets_and_data,
     one_array,
+    sort_distinct,
 )
 from pyspark_lookup.columnar.types import cast_column, spark_type, widens
 from pyspark_lookup.core.clock import HostClock
@@ -416,7 +417,7 @@ class Entries:
             column.check_room(array)  # check all columns before the first one changes
         first = len(self)
         older = self.find(keys, hashes)
-        self.remove(np.unique(older[older >= 0]))
+        self.remove(sort_distinct(older[older >= 0]))
         if not self._slots.has_room(len(hashes)):
             self._grow(len(hashes))
         sizes = np.full(len(hashes), _ENTRY_BYTES, np.int64)
@@ -846,7 +847,7 @@ class DefaultLookupCache(LookupCache):
             if entries is not None:
                 dropped_keys = Keys(cast_keys(keys, entries.key_fields))
                 entry_numbers = entries.find(dropped_keys, dropped_keys.hashes(self._seed))
-                entries.remove(np.unique(entry_numbers[entry_numbers >= 0]))
+                entries.remove(sort_distinct(entry_numbers[entry_numbers >= 0]))
                 self._compact(entries)
                 self._set_gauges()
 

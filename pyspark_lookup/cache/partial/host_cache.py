@@ -33,6 +33,7 @@ from pyspark_lookup.columnar.keys import (
     key_numbers,
     merge_rows,
     one_array,
+    sort_distinct,
 )
 from pyspark_lookup.columnar.types import cast_column
 from pyspark_lookup.core.decoding import UNREADABLE, as_name, as_text, as_texts
@@ -205,7 +206,7 @@ class SharedCache:
             if not len(rows):
                 continue
             if part.version != fresh.version and not stale:
-                self.context.metrics.inc("sharedCarriedOverCount", len(np.unique(places)))
+                self.context.metrics.inc("sharedCarriedOverCount", len(sort_distinct(places)))
             part.touch(rows, int(now_s * MS))
             present[places] = True
             ages_s[places] = now_s - part.loaded_s[rows]
@@ -384,7 +385,6 @@ class SharedCache:
         at_ns = max(int(self.context.clock.wall_s() * 1e9), int(latest[:16], 16) + 1)
         name = f"{at_ns:016x}-{self.context.rng.getrandbits(32):08x}" if not members else f"{max(members)}+"
         meta = {**builder.meta, "version": version, "boot": self.context.clock.boot, "members": list(members)}
-        meta["files"] = [["", 0, "", rows, []]]
         with contextlib.closing(writer):
             # A small segment is not flushed to the disk: opening it checks every byte, so one that was half written is noticed.
             writer.finish(meta, durable=bool(members))

@@ -18,7 +18,7 @@ import random
 import re
 import struct
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -65,17 +65,17 @@ from pyspark_lookup.storage.stores import (
     IMMUTABLE,
     PART_OF_FILE,
     CredentialHolder,
-    Deletes,
     FileStatistics,
     FileVersion,
     Listing,
+    PartitionValues,
     Range,
     Store,
     StoredColumn,
 )
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.executions import read_again
-from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns
+from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns, number_rows
 from pyspark_lookup.versions.model import DELETES, Table, TableVersion, VersionMetadata, require_metadata
 from pyspark_lookup.versions.version_source import Answer, OpenUrl, Question, SourceParts, TimeTravel, VersionSource
 
@@ -663,6 +663,11 @@ class DeltaFiles:
         files = ColumnFiles.merge(columns, columns.find_rows(state.files.rows), added_files)
         return TableVersion(self._table.id, files, metadata)
 
+    @property
+    def partition_columns(self) -> Collection[str]:
+        """The names of the partition columns."""
+        return self._partitions.values()
+
     def urls(self, base: BaseFiles) -> pa.Array:
         """The URLs of the files of a base, in the order of its rows."""
         urls = pc.binary_join_element_wise(pa.scalar(self._root), base.paths, "/")
@@ -790,12 +795,23 @@ class DeltaColumns(FileColumns):
         with_vectors = pc.binary_join_element_wise(urls, pc.binary_join_element_wise(vectors, paths, "#"), "\0")
         return pc.if_else(has_vector, with_vectors, urls)
 
-    def find_deletes(self, rows: Numbers) -> Iterable[Deletes]:
-        return super().find_deletes(rows[as_bools(pc.not_equal(self._vectors, ""))[rows]])
+    @cached_property
+    def has_deletes(self) -> Numbers:
+        return as_bools(pc.not_equal(self._vectors, ""))
 
     @cached_property
     def _vectors(self) -> pa.Array:
         return self._in_order(self._base.vectors)
+
+    @cached_property
+    def modified_at_s(self) -> Numbers:
+        modified_ms = self._base.modified_ms if self._rows is None else self._base.modified_ms[self._rows]
+        return np.asarray(modified_ms / 1000)
+
+    def partition_codes(self) -> tuple[Numbers, Sequence[PartitionValues | None]]:
+        codes = number_rows(map(self.partition_values, self._files.partition_columns), len(self.sizes))
+        first_rows = np.unique(codes, return_index=True)[1].tolist()
+        return codes, [self.file(row).partition for row in first_rows]
 
     def partition_values(self, name: str) -> pa.Array:
         return self._in_order(self._files.partition_texts(self._base, name))

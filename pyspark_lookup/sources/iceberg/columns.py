@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +20,8 @@ from pyspark_lookup.sources.iceberg.entry_columns import EntryColumns
 from pyspark_lookup.sources.iceberg.files import Column, DeleteFileIndex, Group, IcebergFiles, SequencedDeletes
 from pyspark_lookup.sources.iceberg.metadata import parse_authority, plain_location
 from pyspark_lookup.storage.disk import key_of
-from pyspark_lookup.storage.stores import Deletes, EqualityGroup, FileVersion
-from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns
+from pyspark_lookup.storage.stores import Deletes, EqualityGroup, FileVersion, PartitionValues
+from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns, split_by_code
 
 _WORD = (1 << 64) - 1
 _FACTOR = 0x9E3779B97F4A7C15  # odd; multiplying by it makes a code depend on the order of the deletes
@@ -83,6 +83,14 @@ class IcebergColumns(FileColumns):
     def identities(self, rows: Numbers) -> pa.Array:
         return self.files.identities(as_array(self.base.sequences[rows]))
 
+    def partition_codes(self) -> tuple[Numbers, Sequence[PartitionValues]]:
+        codes = range(len(self.base.partitions))
+        return self.base.partition_codes, [self.files.partition(self._partition_entry(code)) for code in codes]
+
+    @property
+    def formats(self) -> pa.Array:
+        return pc.utf8_lower(self.base.formats)
+
     def partition_values(self, name: str) -> pa.Array:
         codes = range(len(self.base.partitions))
         texts = [dict(self.files.partition(self._partition_entry(code))).get(name) for code in codes]
@@ -109,6 +117,37 @@ class IcebergColumns(FileColumns):
     def _oldest(self) -> Iterable[Entry]:
         """One of the oldest files of each partition, and the files that were added to `base`."""
         return (*(self.base.entry(row) for row in _first_of_each(self.base, self._rows)), *self._added)
+
+    @property
+    def sequences(self) -> Numbers:
+        return self.base.sequences
+
+    @cached_property
+    def has_deletes(self) -> Numbers:
+        if not self.index.has_positions:
+            return np.zeros(self.base.rows, np.bool_)
+        masks = [self._is_named, *(is_concerned for _, is_concerned in self._by_partition())]
+        return np.asarray(np.logical_or.reduce(masks))
+
+    def equality_rows(self) -> Iterable[tuple[EqualityGroup, Numbers]]:
+        groups = self.index.equality_groups
+        if not self.index.has_equality:
+            return
+        if None in groups and groups[None].files:
+            yield groups[None], np.flatnonzero(self.base.sequences < groups[None].sequence)
+        rows_by_code = split_by_code(self.base.partition_codes, len(self.base.partitions))
+        for group, codes in self._find_codes({group for group in groups if groups[group].files}).items():
+            rows = np.concatenate([rows_by_code[code] for code in codes])
+            yield groups[group], rows[self.base.sequences[rows] < groups[group].sequence]
+
+    def _find_codes(self, groups: Container[Group | None]) -> dict[Group, list[int]]:
+        """For each partition that is in `groups` and in `base`, its numbers in `base`."""
+        codes: dict[Group, list[int]] = {}
+        for code in range(len(self.base.partitions)):
+            group = self.index.group(self._partition_entry(code))
+            if group in groups:
+                codes.setdefault(group, []).append(code)
+        return codes
 
     def find_equality(self, rows: Numbers) -> Iterable[EqualityGroup]:
         if not self.index.has_equality or not len(rows):
@@ -184,12 +223,7 @@ class IcebergColumns(FileColumns):
         groups = self.index.by_partition
         if not groups:
             return
-        codes: dict[Group, list[int]] = {}
-        for code in range(len(self.base.partitions)):
-            group = self.index.group(self._partition_entry(code))
-            if group in groups:
-                codes.setdefault(group, []).append(code)
-        for group, some in codes.items():
+        for group, some in self._find_codes(groups).items():
             rows = np.flatnonzero(np.isin(self.base.partition_codes, some) & ~self._is_named)
             for sequenced in groups[group]:
                 concerned = rows[self._may_name(sequenced, rows)]

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.orc
 import pyarrow.parquet as pq
 
-from pyspark_lookup.columnar.keys import Numbers, one_array
+from pyspark_lookup.columnar.keys import Numbers, one_array, sort_distinct
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.roaring import checked_blob, read_roaring
 from pyspark_lookup.columnar.types import schema_of_text
@@ -74,11 +74,11 @@ class PositionDeletes:
             starts = np.searchsorted(codes.indices.to_numpy()[order], np.arange(len(codes.dictionary) + 1))
             positions: dict[str, Numbers] = {}
             for number, path in enumerate(codes.dictionary.to_pylist()):
-                part = np.unique(rows[order[starts[number] : starts[number + 1]]])
+                part = sort_distinct(rows[order[starts[number] : starts[number + 1]]])
                 if part[0] < 0:
                     raise ValueError(f"impossible position {part[0]} of a deleted row in {path}")
                 key = locations.resolve_url(path).removeprefix(self.table + "/")
-                positions[key] = np.union1d(positions[key], part) if key in positions else part
+                positions[key] = sort_distinct(np.concatenate([positions[key], part])) if key in positions else part
         except (*UNREADABLE, pa.ArrowException, OSError) as problem:
             raise_ours(
                 DamagedFileError(
@@ -189,6 +189,9 @@ class EqualityDeletes:
     def compared(self) -> tuple[tuple[StoredColumn, ...], str]:
         return self.columns, self.schema
 
+    def without_bounds(self) -> EqualityDeletes:
+        return dataclasses.replace(self, bounds={})
+
     @cached_property
     def equality(self) -> EqualityColumns:
         return EqualityColumns(dataclasses.replace(self.keys, columns=self.columns), _schema_of_text(self.schema))
@@ -208,7 +211,7 @@ class EqualityDeletes:
         record."""
         url, size, form, sequence, schema, *columns, bounds = record
         stored_columns, current_columns = (tuple(map(StoredColumn.from_json, column_set)) for column_set in columns)
-        schema_of_text(as_text(schema))
+        _schema_of_text(as_text(schema))
         form, counts = FileFormatName(form), (as_count(size), as_count(sequence))
         stats = {
             as_text(name): ColumnStats(

@@ -527,9 +527,9 @@ class DeleteFileIndex:
         return self._positions
 
     @property
-    def equality_groups(self) -> Collection[Group | None]:
-        """The partitions that have deletes by value. None stands for deletes that apply to all partitions."""
-        return self._equality.keys()
+    def equality_groups(self) -> Mapping[Group | None, EqualityGroup]:
+        """The deletes by value, by partition. None stands for deletes that apply to all partitions."""
+        return self._equality
 
     def _add_positions(self, entry: Entry) -> None:
         if entry.format == _PUFFIN:

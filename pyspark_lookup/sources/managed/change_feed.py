@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.columnar.keys import Keys, Numbers, RowIndex, as_indices, one_array
+from pyspark_lookup.columnar.keys import Keys, Numbers, RowIndex, as_indices, one_array, sort_distinct
 from pyspark_lookup.columnar.predicate import Predicate, referenced_columns
 from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.errors import NotSupportedError, SchemaError, VersionGoneError
@@ -323,7 +323,7 @@ class _Changes:
                 at = np.flatnonzero(codes == code)
                 deleted_positions = deleted_by_url.get(urls_by_path[path])
                 counts[at] = True if deleted_positions is None else ~np.isin(rows[at], deleted_positions)
-                places[urls_by_path[path]] = np.unique(rows[at][counts[at]])
+                places[urls_by_path[path]] = sort_distinct(rows[at][counts[at]])
         return {url: at for url, at in places.items() if len(at)}, marks.filter(pa.array(counts))
 
     def path(self, file: FileVersion) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.columnar.keys import SEED, Keys, Numbers, distinct_keys, match_rows, one_array
+from pyspark_lookup.columnar.keys import SEED, Keys, Numbers, distinct_keys, match_rows, one_array, sort_distinct
 from pyspark_lookup.columnar.predicate import (
     Among,
     And,
@@ -497,7 +497,7 @@ class KeyedRows:
         """The rows of `rows` that have one of the keys."""
         key_table = pa.Table.from_arrays(list(keys), names=list(names))
         matches = match_rows(key_table, names, Keys([one_array(rows.column(name)) for name in names]))
-        return rows.take(pa.array(np.unique(matches.keys)))
+        return rows.take(pa.array(sort_distinct(matches.keys)))
 
     def read_delete_files(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
         """The deleted rows that delete files name, as key columns, `PATH` and `ROW`.

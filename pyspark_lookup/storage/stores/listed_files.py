@@ -34,6 +34,7 @@ class ListedFiles(Sequence[FileVersion]):
     """
 
     least: ClassVar[int] = 1000
+    schema: ClassVar[pa.Schema] = _SCHEMA
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.batch = batch

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -85,6 +85,9 @@ class EqualityDeletes(Protocol):
     def compared(self) -> Hashable:
         """A value that is equal for deletes with equal `equality`, except for the file: cheaper to compare."""
 
+    def without_bounds(self) -> EqualityDeletes:
+        """The same deletes, without the bounds of their columns."""
+
     def to_json(self) -> list[Any]:
         """The deletes as a JSON list. Its first item is the kind, for which `versions.model.DELETES` has the parser."""
 
@@ -97,6 +100,11 @@ class EqualityGroup:
     """
 
     files: tuple[EqualityDeletes, ...]
+
+    @classmethod
+    def from_names(cls, names: Iterable[str], deletes_by_name: Mapping[str, EqualityDeletes]) -> EqualityGroup:
+        """The group of the deletes with these names. Raises KeyError for an unknown name."""
+        return cls(tuple(sorted((deletes_by_name[name] for name in names), key=lambda deletes: deletes.sequence)))
 
     @property
     def sequence(self) -> int:

@@ -118,6 +118,21 @@ def test_what_a_change_makes_of_the_layers(directory: Path, cache_dir: Path) -> 
     assert table.versions(0, 500) == [10, 10]
 
 
+def test_many_small_changes_write_few_rows(directory: Path, cache_dir: Path) -> None:
+    """An overlay is written again only with later ones that have grown to a quarter of its rows. All rows are found at every step."""
+    table = Table(directory, cache_dir, FULL)
+    table.warm()
+    sizes: dict[str, int] = {}
+    for number in range(100, 160):
+        publish(directory, number, 2, rows=1)
+        snapshot = table.full.reload()
+        latest = table.full._stored.state().latest
+        assert latest is not None and len(snapshot.layers) <= 4
+        sizes |= {layer.name: at.segment.rows for layer, at in zip(latest.layers, snapshot.layers, strict=True)}
+        assert table.versions(0, 100 * EACH, number * EACH) == [1, 2, 2]
+    assert sum(sizes.values()) - 5000 < 60 * 5
+
+
 @pytest.mark.parametrize(("batch_rows", "at_once"), [(BATCH_ROWS, 16 * BATCH_ROWS), (100, 300), (300, 300)])
 def test_tasks_share_the_rows_of_a_snapshot(
     directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, batch_rows: int, at_once: int

@@ -19,14 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.cache.partial.registry import Changes
-from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats, join_stats
 from pyspark_lookup.columnar.types import cast_column, spark_type
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.stores import FileVersion
-from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns
+from pyspark_lookup.versions.file_columns import ColumnFiles, NoColumns
 from pyspark_lookup.versions.model import TableVersion
 from tests.support.disks import Opened, files_at_most
 from tests.support.fakes import FakeClock, make_host
@@ -70,24 +69,6 @@ class Process:
         return None if answer is None else answer.tolist()
 
 
-class NoFiles(FileColumns):
-    """Columns without rows: all files of the version have been added since."""
-
-    urls, sizes = pa.array([], pa.string()), np.zeros(0, np.int64)
-
-    def row_names(self, rows: Numbers) -> pa.Array:
-        return self.urls
-
-    def file(self, row: int) -> FileVersion:
-        raise NotImplementedError
-
-    def partition_values(self, name: str) -> pa.Array:
-        raise NotImplementedError
-
-    def statistics(self, name: str) -> None:
-        raise NotImplementedError
-
-
 RANGES: dict[str, Bounded] = {"a.1": [stats(0, 9)], "a.2": [stats(5, 12)], "b.1": [stats(10, 19)]}
 
 
@@ -118,7 +99,7 @@ def test_a_table_that_was_large(cache_dir: Path, monkeypatch: pytest.MonkeyPatch
         version = Process.version
 
         def as_columns(*names: str) -> TableVersion:
-            files = ColumnFiles.merge(NoFiles(), np.zeros(0, np.int64), version(*names).files)
+            files = ColumnFiles.merge(NoColumns(), np.zeros(0, np.int64), version(*names).files)
             return dataclasses.replace(version(*names), files=files)
 
         patch.setattr(host, "version", as_columns)

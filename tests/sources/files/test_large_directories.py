@@ -33,7 +33,7 @@ from pyspark_lookup.versions.model import Kind, TableVersion
 from tests.support.fakes import wait_until_settled
 from tests.support.fuzzing import fuzzed
 from tests.support.lake_tables import counting, opened
-from tests.support.large_tables import Lose
+from tests.support.large_tables import Lose, check_record
 
 FILES = 24
 
@@ -133,6 +133,23 @@ def test_a_version_is_mapped(table: Path, tmp_path: Path, restart: Callable[[], 
     with mock.patch.object(ListedFiles, "least", 10**6):
         restart()
         assert opened(table, tmp_path / "another").version == version
+
+
+def test_a_reload_makes_objects_of_changed_files_only(
+    table: Path, tmp_path: Path, restart: Callable[[], None], made_objects: list[str]
+) -> None:
+    """A full cache has one more file without an object for each file, in a process that goes on and in a new one."""
+    reader = opened(table, tmp_path / "cache", "full", "id")
+    for number in range(6):
+        assert index_rows(reader.scan()) == expected(table)
+        assert len({*made_objects}) <= (FILES if number == 0 else FILES // 2)
+        engine = reader._engine()
+        check_record(engine.reader.resolver.discover(reader._options)[1])
+        write_files(table, FILES + number)
+        if number % 2:
+            restart()
+            reader = opened(table, tmp_path / "cache", "full", "id")
+        made_objects.clear()
 
 
 def test_columns_that_are_lost(table: Path, tmp_path: Path, restart: Callable[[], None], lose: Lose) -> None:

@@ -30,6 +30,7 @@ from tests.support.fuzzing import BY_NIGHT, by_day, seeds
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import opened
 from tests.support.large_lakes import LargeIceberg, read_live_rows, row, scan_rows, snapshot_files
+from tests.support.large_tables import check_record
 
 Begin = Callable[[int], None]
 
@@ -147,6 +148,7 @@ def test_any_history(tmp_path: Path, process: Begin, seed: int, monkeypatch: pyt
             process(count)
             for version in (goes_on(), follow_versions(reader("columns"))()):
                 compare(version, alone)
+                check_record(version)
                 assert isinstance(version.files, ColumnFiles) or len(version.files) < count
             if isinstance(version.files, ColumnFiles):
                 check_pruning(version, make_predicates(table, rng))

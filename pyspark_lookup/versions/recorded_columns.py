@@ -1,0 +1,184 @@
+"""`RecordedColumns`: the data files of a version of a large table, as a record that needs no other record to be read.
+
+The columns of a table of a kind (Delta, Iceberg) are those of its current version, and are replaced as the table grows. A snapshot in the cache
+directory may be of an older version, and is useless without the version's files. So it has a record of them all, in columns, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_lookup.columnar.keys import Numbers, as_array, as_indices, as_int64
+from pyspark_lookup.columnar.predicate import StatsColumns
+from pyspark_lookup.core.decoding import as_counts, as_texts
+from pyspark_lookup.core.forks import cached_property
+from pyspark_lookup.options.enums import FileFormatName
+from pyspark_lookup.storage.stores import (
+    Deletes,
+    EqualityGroup,
+    FileVersion,
+    PartitionValues,
+    StoredColumn,
+)
+from pyspark_lookup.versions.column_segments import batch_from_text, batch_to_text
+from pyspark_lookup.versions.directories import parse_partition
+from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns, split_by_code
+
+_SCHEMA = pa.schema(
+    {
+        "url": pa.string(),
+        "size": pa.int64(),
+        "identity": pa.string(),
+        "modified_at_s": pa.float64(),
+        "partition": pa.int32(),
+        "format": pa.string(),
+        "deletes": pa.int32(),
+        "equality": pa.int32(),
+        "sequence": pa.int64(),
+    }
+)
+
+
+class RecordedColumns(FileColumns):
+    """The files in a record. For each of them, `partitions`, `deletes` and `equality` have an item at the number in its row."""
+
+    def __init__(
+        self,
+        batch: pa.RecordBatch,
+        partitions: Sequence[PartitionValues | None],
+        deletes: Sequence[tuple[Deletes, ...]],
+        equality: Sequence[tuple[EqualityGroup, ...]],
+        columns: tuple[StoredColumn, ...] | None,
+    ) -> None:
+        self.urls, self._identities, self._formats = (batch.column(name) for name in ("url", "identity", "format"))
+        self.sizes, self._sequences = as_int64(batch.column("size")), as_int64(batch.column("sequence"))
+        self._modified_at_s = np.asarray(batch.column("modified_at_s"))
+        self._codes = [as_int64(batch.column(name).cast(pa.int64())) for name in ("partition", "deletes", "equality")]
+        self._partitions, self._deletes, self._equality, self._columns = partitions, deletes, equality, columns
+        for codes, shared in zip(self._codes, (partitions, deletes, equality), strict=True):
+            if codes.min(initial=0) < 0 or codes.max(initial=-1) >= len(shared):
+                raise ValueError("a row has a number that names nothing")
+
+    def file(self, row: int) -> FileVersion:
+        partition, deletes, equality = (int(codes[row]) for codes in self._codes)
+        form, modified_at_s = self._formats[row].as_py(), float(self._modified_at_s[row])
+        return FileVersion(
+            self.urls[row].as_py(),
+            int(self.sizes[row]),
+            self._identities[row].as_py(),
+            modified_at_s or None,
+            partition=self._partitions[partition],
+            deletes=self._deletes[deletes],
+            columns=self._columns,
+            format=None if form is None else FileFormatName(form),
+            equality=self._equality[equality],
+            sequence=int(self._sequences[row]),
+        )
+
+    @property
+    def sequences(self) -> Numbers:
+        return self._sequences
+
+    @property
+    def modified_at_s(self) -> Numbers:
+        return self._modified_at_s
+
+    def identities(self, rows: Numbers) -> pa.Array:
+        return self._identities.take(as_indices(rows))
+
+    def row_names(self, rows: Numbers) -> pa.Array:
+        return pa.array([self.name_rows(self.file(row)) for row in rows.tolist()], pa.string())
+
+    def partition_codes(self) -> tuple[Numbers, Sequence[PartitionValues | None]]:
+        return self._codes[0], self._partitions
+
+    def partition_values(self, name: str) -> pa.Array:
+        texts = [dict(values or ()).get(name) for values in self._partitions]
+        return pa.array(texts, pa.string()).take(as_indices(self._codes[0]))
+
+    @property
+    def formats(self) -> pa.Array:
+        return self._formats
+
+    def statistics(self, name: str) -> StatsColumns | None:
+        return None  # the record has none: a snapshot has the rows themselves
+
+    @cached_property
+    def has_deletes(self) -> Numbers:
+        return np.array([bool(deletes) for deletes in self._deletes], np.bool_)[self._codes[1]]
+
+    def equality_rows(self) -> list[tuple[EqualityGroup, Numbers]]:
+        rows = split_by_code(self._codes[2], len(self._equality))
+        parts: dict[int, tuple[EqualityGroup, list[Numbers]]] = {}
+        for code, groups in enumerate(self._equality):
+            for group in groups:
+                parts.setdefault(id(group), (group, []))[1].append(rows[code])
+        return [(group, np.concatenate(some)) for group, some in parts.values()]
+
+    def find_equality(self, rows: Numbers) -> list[EqualityGroup]:
+        codes = np.unique(self._codes[2][rows]).tolist()
+        return [group for code in codes for group in self._equality[code]]
+
+
+def files_to_record(files: ColumnFiles) -> dict[str, Any]:
+    """The files of a version as a JSON value, without their statistics. Their deletes are named only."""
+    states = files.states
+    partition_codes, partitions = files.partition_codes
+    deletes: dict[tuple[str, ...], int] = {(): 0}
+    delete_codes = np.zeros(len(files), np.int32)
+    for place in np.flatnonzero(files.has_deletes).tolist():
+        delete_codes[place] = deletes.setdefault(tuple(item.name for item in files[place].deletes), len(deletes))
+    # The groups that concern a file become the digits of a number.
+    groups = files.equality_places()
+    digits = np.zeros(len(files), np.int64)
+    for number, (_, places) in enumerate(groups):
+        digits[places] = digits[places] * (len(groups) + 1) + number + 1
+    combinations, equality_codes = np.unique(digits, return_inverse=True)
+    columns = [
+        states.urls.cast(pa.string()),
+        as_array(files.sizes),
+        states.identities,
+        as_array(files.modified_at_s),
+        pa.array(partition_codes, pa.int32()),
+        files.formats,
+        pa.array(delete_codes, pa.int32()),
+        pa.array(equality_codes, pa.int32()),
+        as_array(files.sequences),
+    ]
+    return {
+        "columns": batch_to_text(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)),
+        "partitions": partitions,
+        "deletes": [*deletes],
+        "groups": [group.names for group, _ in groups],
+        "equality": [[digit - 1 for digit in _split_digits(some, len(groups) + 1)] for some in combinations.tolist()],
+        "stored": None if not files or files[0].columns is None else [column.to_json() for column in files[0].columns],
+    }
+
+
+def _split_digits(number: int, base: int) -> list[int]:
+    """The digits of a number, the first one first."""
+    digits: list[int] = []
+    while number:
+        number, digit = divmod(number, base)
+        digits.insert(0, digit)
+    return digits
+
+
+def files_from_record(record: Any, deletes_by_name: Mapping[str, Any]) -> ColumnFiles:
+    """The files that `files_to_record` described. `deletes_by_name`: the deletes of the version.
+
+    Raises one of `decoding.UNREADABLE` for any other value.
+    """
+    groups = [EqualityGroup.from_names(as_texts(names), deletes_by_name) for names in record["groups"]]
+    columns = RecordedColumns(
+        batch_from_text(record["columns"], _SCHEMA),
+        [parse_partition(partition) for partition in record["partitions"]],
+        [tuple(deletes_by_name[name] for name in as_texts(names)) for names in record["deletes"]],
+        [tuple(groups[number] for number in as_counts(numbers)) for numbers in record["equality"]],
+        None if record["stored"] is None else tuple(map(StoredColumn.from_json, record["stored"])),
+    )
+    return ColumnFiles(columns, (), np.arange(len(columns.sizes)))
