@@ -8,6 +8,8 @@ keys       10,000 keys, the same ones again, in NONE, PARTIAL and FULL, all warm
            the predicate `id IN (…)`.
 visible    a build of the FULL cache, and then how long until the first answer that has an append of 1 % (goal: 3 % of a build),
            and until 10,000 rows are gone that deletion vectors delete (goal: 1 %, and 0 bytes of data files).
+reload     a FULL cache of tables of 100 and of 10,000 files of two rows: how long until the first answer that has one more commit of a
+           file. Goal: the files that stay cost nothing.
 stream     a micro-batch of 10,000 rows joined to the table, beside the same stream joined to a broadcast of all the rows, which deltalake
            reads in each micro-batch.
 large      a table of 300,000 files with statistics of 100 columns (no data files; 650 MB of checkpoint): what a new host, a new process, a
@@ -18,8 +20,8 @@ log        a new process of a host that knows the log, and a new host, of tables
            unchanged at most 1.2 times what it costs on ten.
 
     pip install -e '.[spark,bench,test]'
-    python -m benchmarks.bench_delta [--parts unchanged,keys,visible,stream,large,log] [--rows N] [--files N] [--runs N] [--commits N]
-                                     [--large-files N] [--columns N]
+    python -m benchmarks.bench_delta [--parts unchanged,keys,visible,reload,stream,large,log] [--rows N] [--files N] [--runs N]
+                                     [--commits N] [--large-files N] [--columns N]
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
+from deltalake.transaction import AddAction
 
 from benchmarks import lake
 from benchmarks.lake import FULL, KEYS, MODES, Change, count_calls, customers, drawn_keys, more_rows, opened
@@ -51,7 +54,7 @@ from benchmarks.servers import s3
 from pyspark_lookup import LookupTable
 from tests.support.delta_tables import append_commit, write_vectors
 
-PARTS = ("unchanged", "keys", "visible", "stream", "large", "log")
+PARTS = ("unchanged", "keys", "visible", "reload", "stream", "large", "log")
 
 
 def make_delta(home: Path, rows: int, files: int) -> Path:
@@ -91,6 +94,46 @@ def visible(table: Path, work: Path, rows: int, runs: int) -> None:
         ]
 
     lake.visible(make, work, rows, runs)
+
+
+def reload(work: Path, runs: int) -> None:
+    print("\n| files | a build, s | one more commit, median s | at most, s | CPU s |\n|---|---|---|---|---|")
+    for count in (100, 10_000):
+        path = work / f"t{count}"
+        write_deltalake(str(path), _two_rows(0))
+        table = DeltaTable(str(path))
+
+        def commit(numbers: Iterable[int], path: Path = path, table: DeltaTable = table) -> None:
+            table.update_incremental()
+            table.create_write_transaction([_add_file(path, number) for number in numbers], "append", table.schema())
+
+        commit(range(1, count))
+        table.update_incremental()
+        table.create_checkpoint()
+        reader = opened(path, work / f"host{count}", FULL)
+        start_s = time.perf_counter()
+        reader.get(0)
+        build_s, times, cpu = time.perf_counter() - start_s, [], []
+        for number in range(count, count + runs):
+            commit([number])
+            start_s, cpu_s = time.perf_counter(), time.process_time()
+            assert [row["name"] for row in reader.get(2 * number)] == [f"v{number}"]
+            times.append(time.perf_counter() - start_s)
+            cpu.append(time.process_time() - cpu_s)
+        numbers = build_s, statistics.median(times), max(times), statistics.median(cpu)
+        print(f"| {count:,} | " + " | ".join(f"{number:.3f}" for number in numbers) + " |", flush=True)
+
+
+def _two_rows(number: int) -> pa.Table:
+    return pa.table({"id": [2 * number, 2 * number + 1], "name": [f"v{number}"] * 2})
+
+
+def _add_file(table: Path, number: int) -> AddAction:
+    """Write a file of two rows, and return the action that adds it to the table."""
+    path = table / f"f{number:07}.parquet"
+    pq.write_table(_two_rows(number), path)
+    bounds = {"numRecords": 2, "minValues": {"id": 2 * number}, "maxValues": {"id": 2 * number + 1}}
+    return AddAction(path.name, path.stat().st_size, {}, int(time.time() * 1000), True, json.dumps(bounds))
 
 
 def delete_by_vectors(table: Path, count: int) -> None:
@@ -334,11 +377,14 @@ def main() -> None:
     args = parser.parse_args()
     args.dir.mkdir(parents=True, exist_ok=True)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    table = make_delta(args.dir, args.rows, args.files) if {*args.parts.split(",")} - {"log", "large"} else Path()
+    table = (
+        make_delta(args.dir, args.rows, args.files) if {*args.parts.split(",")} - {"log", "large", "reload"} else Path()
+    )
     runners: dict[str, Callable[[Path], None]] = {
         "unchanged": lambda work: unchanged(table, work, args.runs),
         "keys": lambda work: keys(table, work, args.rows, args.runs),
         "visible": lambda work: visible(table, work, args.rows, args.runs),
+        "reload": lambda work: reload(work, args.runs),
         "stream": lambda work: stream(table, work, args.rows, args.runs),
         "large": lambda work: large(args.dir, work, args.large_files, args.columns, args.runs),
         "log": lambda work: log(args.dir, work, args.commits, args.runs),

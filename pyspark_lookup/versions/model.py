@@ -683,15 +683,12 @@ def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
     if not after.rewrites:
         return new.digest == old.digest
     # A column may have been renamed to the old name of another column.
-    if {file.columns for file in new.files} != {file.columns for file in old.files}:
+    if new.stored_columns != old.stored_columns:
         return False
-    names = replay_rewrites(after.rewrites, names_of_rows(old))
-    return names == names_of_rows(new)
-
-
-def names_of_rows(version: TableVersion) -> set[str]:
-    """The names of the rows (`name_of_rows`) of a version's files, and of its delete files that have keys."""
-    return {name_of_rows(file) for file in (*version.files, *key_files(version))}
+    differences = differing_files(new, old)
+    assert differences is not None
+    added, removed = differences
+    return replay_rewrites(after.rewrites, removed.keys()) == added.keys()
 
 
 def key_files(version: TableVersion) -> list[FileVersion]:

@@ -33,6 +33,7 @@ _SCHEMA = pa.schema(
         "url": pa.string(),
         "size": pa.int64(),
         "identity": pa.string(),
+        "row_name": pa.string(),
         "modified_at_s": pa.float64(),
         "partition": pa.int32(),
         "format": pa.string(),
@@ -56,6 +57,7 @@ class RecordedColumns(FileColumns):
     ) -> None:
         self.urls, self._identities, self._formats = (batch.column(name) for name in ("url", "identity", "format"))
         self.sizes, self._sequences = as_int64(batch.column("size")), as_int64(batch.column("sequence"))
+        self._row_names = batch.column("row_name")
         self._modified_at_s = np.asarray(batch.column("modified_at_s"))
         self._codes = [as_int64(batch.column(name).cast(pa.int64())) for name in ("partition", "deletes", "equality")]
         self._partitions, self._deletes, self._equality, self._columns = partitions, deletes, equality, columns
@@ -91,7 +93,7 @@ class RecordedColumns(FileColumns):
         return self._identities.take(as_indices(rows))
 
     def row_names(self, rows: Numbers) -> pa.Array:
-        return pa.array([self.name_rows(self.file(row)) for row in rows.tolist()], pa.string())
+        return self._row_names.take(as_indices(rows))
 
     def partition_codes(self) -> tuple[Numbers, Sequence[PartitionValues | None]]:
         return self._codes[0], self._partitions
@@ -142,6 +144,7 @@ def files_to_record(files: ColumnFiles) -> dict[str, Any]:
         states.urls.cast(pa.string()),
         as_array(files.sizes),
         states.identities,
+        files.row_names,
         as_array(files.modified_at_s),
         pa.array(partition_codes, pa.int32()),
         files.formats,
