@@ -182,8 +182,9 @@ def run_write(kind: Kind, caller: Caller) -> Done:
 
 
 _SURVIVED = ("lost", "500", "503", "bare", "cut", "short", "empty", "page", "blank")
-MORE_REQUESTS = {"503": 200}
-"""So many more than without a fault a write makes at most, by what the store answers: one that refuses everything is asked for a minute in each call."""
+MORE_REQUESTS = {"503": 7 * 40}
+"""So many more than without a fault a write makes at most, by what the store answers: one that refuses everything is asked for a minute in each call,
+28 to 39 times. A transaction that goes on after that makes seven calls."""
 
 
 def check_ended(fault: Fault, end: Done, least: int) -> None:
