@@ -268,6 +268,8 @@ def concat(arrays: list[pa.Array], kind: pa.DataType | None = None) -> pa.Array:
 
 
 _FILES = "files"
+NAMELESS = "nameless"
+"""In the metadata of a segment: True if its rows are not those of files. They count as the rows of one file without a name."""
 _FILE_COLUMNS = pa.schema(
     {
         "url": pa.binary(),
@@ -359,12 +361,10 @@ class Segment:
         self.schema: pa.Schema = schema_of_text(meta["schema"])
         self.keys = as_texts(meta["keys"])
         self.seed = Seed.from_json(meta["seed"])
-        in_files = opened.regions.get(_FILES)
-        # Rows that do not come from files count as those of one nameless file.
         self.files = (
             SegmentFiles.single("", 0, "", self.rows)
-            if in_files is None
-            else SegmentFiles.from_batch(open_batch(in_files))
+            if meta.get(NAMELESS) is True
+            else SegmentFiles.from_batch(open_batch(opened.regions[_FILES]))
         )
         # The deletes that were applied when this segment was written: the segment lacks the rows that they delete.
         self.marks = as_texts(meta.get("marks", ()))

@@ -190,7 +190,10 @@ def decode_url(data: bytes) -> str:
 
 
 def _find_in(urls: pa.Array, among: pa.Array) -> Numbers:
-    return as_int64(pc.fill_null(pc.index_in(urls, value_set=among), -1).cast(pa.int64()))
+    """For each URL, its last place in `among`; -1 if it is not there. A version may name a file twice: then the last place stands for both."""
+    backwards = among.take(as_indices(np.arange(len(among))[::-1]))
+    places = as_int64(pc.fill_null(pc.index_in(urls, value_set=backwards), -1).cast(pa.int64()))
+    return np.where(places >= 0, len(among) - 1 - places, -1)
 
 
 ParseText = Callable[[str | None, pa.DataType], object]

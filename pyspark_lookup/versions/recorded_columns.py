@@ -61,6 +61,10 @@ class RecordedColumns(FileColumns):
         self._modified_at_s = np.asarray(batch.column("modified_at_s"))
         self._codes = [as_int64(batch.column(name).cast(pa.int64())) for name in ("partition", "deletes", "equality")]
         self._partitions, self._deletes, self._equality, self._columns = partitions, deletes, equality, columns
+        for name in self._formats.unique().drop_null().to_pylist():
+            FileFormatName(name)  # raises ValueError
+        if self.sizes.min(initial=0) < 0:
+            raise ValueError("a file has a negative size")
         for codes, shared in zip(self._codes, (partitions, deletes, equality), strict=True):
             if codes.min(initial=0) < 0 or codes.max(initial=-1) >= len(shared):
                 raise ValueError("a row has a number that names nothing")

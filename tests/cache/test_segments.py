@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.cache import segments
-from pyspark_lookup.cache.segments import ROW_BITS, Segment, SegmentBuilder, SegmentFiles, write_files
+from pyspark_lookup.cache.segments import NAMELESS, ROW_BITS, Segment, SegmentBuilder, SegmentFiles, write_files
 from pyspark_lookup.columnar import buffers as columns
 from pyspark_lookup.columnar.keys import Keys, Numbers, Order, Seed, SkewedError, order_rows
 from pyspark_lookup.columnar.types import spark_type
@@ -289,6 +289,16 @@ def test_an_index_that_does_not_find_its_first_key(
     for wrong_value in wrong_values:
         with pytest.raises(ValueError, match="first row's key does not find the row"):
             Segment(dataclasses.replace(opened, meta={**opened.meta, name: wrong_value}))
+
+
+def test_a_segment_without_its_files(workshop: Workshop) -> None:
+    """The rows of files need the files. A segment of other rows says that it has none."""
+    opened = workshop.build([numbered(range(100))], ["k"])
+    regions = {name: region for name, region in opened.regions.items() if name != "files"}
+    with pytest.raises(KeyError):
+        Segment(dataclasses.replace(opened, regions=regions))
+    nameless = Segment(dataclasses.replace(opened, regions=regions, meta={**opened.meta, NAMELESS: True}))
+    assert (len(nameless.files), nameless.files.rows.tolist()) == (1, [100])
 
 
 def fill(builder: SegmentBuilder, file: pa.RecordBatch) -> None:

@@ -303,6 +303,8 @@ def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Sn
         deleted = None if layer.deleted is None else _open_marks(disk, table_key, layer.deleted, segment.rows)
         if layer.deleted is not None and deleted is None:
             return None
+        if layer.gone and max(layer.gone) >= len(segment.files):
+            return None
         opened.append((segment, deleted, layer))
     ranks = _rank_files([(segment.files, layer.gone) for segment, _, layer in opened])
     snapshot = Snapshot([Layer(segment, deleted, ranks[n]) for n, (segment, deleted, _) in enumerate(opened)])
@@ -690,9 +692,11 @@ class SnapshotLoader:
                 for number, unit, rows in unit_rows:
                     units[number].append((unit.middle, rows))
                     progress.read(unit.bytes)
-            described.append(
-                (fetched_numbers, SegmentFiles.from_units(states.take(fetched_numbers), [*units.values()]))
-            )
+            # If the version names a file twice, its last number has all its rows, and the first has none.
+            described_numbers = np.concatenate([*(some for some, _ in described), np.array([*units], np.int64)])
+            units |= {number: [] for number in np.delete(np.arange(len(states)), described_numbers).tolist()}
+            read_numbers = np.array([*units], np.int64)
+            described.append((read_numbers, SegmentFiles.from_units(states.take(read_numbers), [*units.values()])))
             files = SegmentFiles.merge(described)
             progress.all_read()
             writer = builder.finish(

@@ -267,7 +267,7 @@ class StoredSnapshots:
             snapshot.version = known_version
             self._remember(stored, snapshot)
             if recorded_version is None:
-                self.keep_version(snapshot)
+                self._record_version(snapshot)
         return snapshot
 
     def _read_version(self, stored: StoredVersion) -> TableVersion | None:
@@ -314,10 +314,14 @@ class StoredSnapshots:
 
     def keep_version(self, snapshot: Snapshot) -> None:
         """Record a snapshot's version, or mark the record of it as used."""
+        if self.disk.get_record("snapshot", self._beside(snapshot.version.digest)) is None:
+            self._record_version(snapshot)
+
+    def _record_version(self, snapshot: Snapshot) -> None:
+        """Record a snapshot's version, instead of what is on record."""
         place = self._beside(snapshot.version.digest)
-        if self.disk.get_record("snapshot", place) is None:
-            with contextlib.suppress(OSError):
-                self.disk.replace_record("snapshot", place, snapshot.version.to_json(statistics=False))
+        with contextlib.suppress(OSError):
+            self.disk.replace_record("snapshot", place, snapshot.version.to_json(statistics=False))
 
     def _remember(self, stored: StoredVersion, snapshot: Snapshot) -> None:
         with self._mutex:

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial.invalidations import Invalidations
-from pyspark_lookup.cache.segments import Segment, SegmentBuilder, open_rows
+from pyspark_lookup.cache.segments import NAMELESS, Segment, SegmentBuilder, open_rows
 from pyspark_lookup.columnar.keys import (
     Keys,
     Numbers,
@@ -384,7 +384,13 @@ class SharedCache:
         # The new name must be the last one in sorted order, even if the wall clock was set back.
         at_ns = max(int(self.context.clock.wall_s() * 1e9), int(latest[:16], 16) + 1)
         name = f"{at_ns:016x}-{self.context.rng.getrandbits(32):08x}" if not members else f"{max(members)}+"
-        meta = {**builder.meta, "version": version, "boot": self.context.clock.boot, "members": list(members)}
+        meta = {
+            **builder.meta,
+            NAMELESS: True,
+            "version": version,
+            "boot": self.context.clock.boot,
+            "members": list(members),
+        }
         with contextlib.closing(writer):
             # A small segment is not flushed to the disk: opening it checks every byte, so one that was half written is noticed.
             writer.finish(meta, durable=bool(members))

@@ -126,8 +126,10 @@ class IcebergColumns(FileColumns):
     def has_deletes(self) -> Numbers:
         if not self.index.has_positions:
             return np.zeros(self.base.rows, np.bool_)
-        masks = [self._is_named, *(is_concerned for _, is_concerned in self._by_partition())]
-        return np.asarray(np.logical_or.reduce(masks))
+        has_deletes: Numbers = self._is_named.copy()
+        for _, is_concerned in self._by_partition():
+            has_deletes |= is_concerned
+        return has_deletes
 
     def equality_rows(self) -> Iterable[tuple[EqualityGroup, Numbers]]:
         groups = self.index.equality_groups

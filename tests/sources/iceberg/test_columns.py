@@ -164,6 +164,25 @@ def test_any_history(tmp_path: Path, process: Begin, seed: int, monkeypatch: pyt
         table.close()
 
 
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("count", [1, 1000], ids=["columns", "objects"])
+def test_a_file_that_is_named_twice(tmp_path: Path, process: Begin, count: int, version: int) -> None:
+    """Its rows are there twice, as in other readers, in a full cache and after each change; the equality delete deletes both."""
+    process(count)
+    table = IcebergTable.create(tmp_path / "t", {"id": "int", "name": "string"}, version=version)
+    twice = table.data([{"id": 5, "name": "twice"}])
+    table.commit([*table.data([{"id": 6, "name": "once"}]), *twice, *twice])
+    readers = [opened(tmp_path / "t", tmp_path / mode, mode, "id") for mode in ("none", "full")]
+    counts = [2, 2, 2, 2, 2, *([0] if version > 1 else [])]
+    for number, expected in enumerate(counts):
+        wait_until_settled(tmp_path / "t" / "metadata" / "version-hint.text")
+        for reader in readers:
+            assert (len(reader.get(5)), reader.scan().num_rows) == (expected, 1 + expected + number)
+        add = table.data([{"id": 100 + number, "name": "later"}])
+        table.commit([*add, *([table.equality([{"id": 5}], ["id"])] if number == 4 and version > 1 else ())])
+    assert readers[1].metrics()["numLoadFailures"] == 0
+
+
 @pytest.fixture
 def large(tmp_path: Path) -> LargeIceberg:
     return LargeIceberg(tmp_path)
