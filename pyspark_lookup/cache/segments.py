@@ -2,7 +2,7 @@
 
 A segment has these regions: for column number n its streams `c<n>…` (see `columnar.buffers`); for a column of codes the dictionary `d<n>…`;
 `ordinals`, for each row its position if all files are read in order; the arrays of the index, `index.…` (see `columnar.keys`); and `files`,
-the data files (`SegmentFiles`).
+the list of the data files (`SegmentFiles`).
 
 A builder takes rows in any order, and writes them in the order of their keys' hashes. It takes a chunk of rows at a time, and divides the
 chunk into partitions by the upper bits of the hashes. At the end it sorts each partition and appends it to the file. Chunks that do not fit in
@@ -268,8 +268,8 @@ def concat(arrays: list[pa.Array], kind: pa.DataType | None = None) -> pa.Array:
 
 
 _FILES = "files"
-NAMELESS = "nameless"
-"""In the metadata of a segment: True if its rows are not those of files. They count as the rows of one file without a name."""
+WITHOUT_FILES = "without_files"
+"""In the metadata of a segment: True if its rows are not those of data files. They count as the rows of one file without a name."""
 _FILE_COLUMNS = pa.schema(
     {
         "url": pa.binary(),
@@ -284,10 +284,10 @@ _FILE_COLUMNS = pa.schema(
 
 @dataclasses.dataclass(frozen=True)
 class SegmentFiles:
-    """The data files whose rows are in a segment, as columns. `rows`: the number of rows in each, deleted ones included.
+    """The data files whose rows are in a segment, as columns. `rows`: the number of rows of each file (int64), deleted ones included.
 
-    `middles` and `counts`: for each file a list with an item for each of its row groups, in order: the position of the middle byte of the row
-    group, and its number of rows.
+    `middles` and `counts`: for each file a list (int64) with an item for each of its row groups, in order: the position of the middle byte of the
+    row group, and its number of rows.
     """
 
     states: FileStates
@@ -299,10 +299,10 @@ class SegmentFiles:
     def from_batch(cls, batch: pa.RecordBatch) -> SegmentFiles:
         """The files in the batch that `to_batch` made. Raises ValueError for any other batch."""
         if batch.schema != _FILE_COLUMNS or any(column.null_count for column in batch.columns):
-            raise ValueError("these are not the files of a segment")
+            raise ValueError("the list of a segment's files has other columns, or nulls")
         urls, sizes, identities, rows, middles, counts = batch.columns
         if not middles.offsets.equals(counts.offsets):
-            raise ValueError("a file has other numbers of middles than of row groups")
+            raise ValueError("a file's lists of row groups have different lengths")
         return cls(FileStates(urls, as_int64(sizes), identities), as_int64(rows), middles, counts)
 
     def to_batch(self) -> pa.RecordBatch:
@@ -311,13 +311,13 @@ class SegmentFiles:
 
     @classmethod
     def from_units(cls, states: FileStates, units: Sequence[Sequence[tuple[int, int]]]) -> SegmentFiles:
-        """Files that were read. `units`: the row groups of each, as `units` returns them."""
+        """The files `states` with these row groups, whose rows are counted. `units`: for each file, what the method `units` returns."""
         lists = (pa.array([[pair[side] for pair in some] for some in units], pa.list_(pa.int64())) for side in (0, 1))
         return cls(states, np.array([sum(count for _, count in some) for some in units], np.int64), *lists)
 
     @classmethod
     def single(cls, url: str, size: int, identity: str, rows: int) -> SegmentFiles:
-        """A file without row groups."""
+        """One file with `rows` rows, whose row groups are not known."""
         urls, identities = pa.array([encode_url(url)], pa.binary()), pa.array([identity], pa.string())
         no_units = pa.array([[]], pa.list_(pa.int64()))
         return cls(FileStates(urls, np.array([size]), identities), np.array([rows]), no_units, no_units)
@@ -343,15 +343,15 @@ class SegmentFiles:
         return list(zip(self.middles[place].as_py(), self.counts[place].as_py(), strict=True))
 
 
-def write_files(writer: SegmentWriter, files: SegmentFiles) -> None:
-    """Add the data files of a segment to it."""
+def write_file_list(writer: SegmentWriter, files: SegmentFiles) -> None:
+    """Write the list of a segment's data files to the segment."""
     writer.add(_FILES, ipc_file(files.to_batch()))
 
 
 class Segment:
     """A segment in memory that is mapped from its file, so that all processes of the host share it. Rows are in hash order (`columnar.keys`).
 
-    Raises one of `UNREADABLE` if the parts of the file do not fit together.
+    Raises one of `UNREADABLE`, ArrowException or OSError if the parts of the file do not fit together.
     """
 
     def __init__(self, opened: OpenSegment) -> None:
@@ -363,7 +363,7 @@ class Segment:
         self.seed = Seed.from_json(meta["seed"])
         self.files = (
             SegmentFiles.single("", 0, "", self.rows)
-            if meta.get(NAMELESS) is True
+            if meta.get(WITHOUT_FILES) is True
             else SegmentFiles.from_batch(open_batch(opened.regions[_FILES]))
         )
         # The deletes that were applied when this segment was written: the segment lacks the rows that they delete.
@@ -569,7 +569,7 @@ class SegmentBuilder:
         self._waiting_bytes, self._waiting_share = 0, 0.0
         self._partition_bits: int | None = None  # set once rows are divided into partitions
         self.rows = 0
-        # After `finish`, the content of the segment's footer; the caller adds `marks`, and the data files by `write_files`.
+        # After `finish`, the content of the segment's footer. The caller adds `marks` and calls `write_file_list`, or adds WITHOUT_FILES.
         self.meta: dict[str, Any] = {}
 
     def add(self, rows: Iterable[tuple[pa.RecordBatch, Numbers, float]]) -> None:

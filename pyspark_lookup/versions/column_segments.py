@@ -32,7 +32,7 @@ def open_batch(region: Any) -> pa.RecordBatch:
 
 
 def batch_to_text(batch: pa.RecordBatch) -> str:
-    """A batch as a text, for JSON: a compressed Arrow stream."""
+    """A batch as text, for JSON: an Arrow stream, compressed with LZ4, in Base64."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_batch(batch)
@@ -47,7 +47,7 @@ def batch_from_text(text: Any, schema: pa.Schema) -> pa.RecordBatch:
     except (OSError, StopIteration, pa.ArrowException) as problem:
         raise ValueError(str(problem)) from None
     if batch.schema != schema:
-        raise ValueError("these are not the columns of files")
+        raise ValueError(f"a batch has the columns {batch.schema.names} instead of {schema.names}, or other types")
     return batch
 
 

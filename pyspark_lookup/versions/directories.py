@@ -1,4 +1,4 @@
-"""Reads the values of partition columns from the names of Hive-style directories, `k=v`."""
+"""Reads the values of partition columns from the names of Hive-style directories, `k=v`, and from records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def partition_values(root: str, url: str) -> PartitionValues:
 
 
 def parse_partition(pairs: Any) -> PartitionValues | None:
-    """The values of partition columns in a record. Raises one of `decoding.UNREADABLE` for any other value."""
+    """The partition values in a record: a list of pairs (column, text or null); None for null. Raises one of `decoding.UNREADABLE` otherwise."""
     if pairs is None:
         return None
     return tuple((as_text(name), None if value is None else as_text(value)) for name, value in pairs)

@@ -46,7 +46,7 @@ class FileColumns(abc.ABC):
 
     @property
     def formats(self) -> pa.Array:
-        """The name of each file's format as text; null: that of the table's other files."""
+        """The name of each file's format as text; null: the table's format."""
         return pa.nulls(len(self.sizes), pa.string())
 
     def partition_of(self, file: FileVersion) -> PartitionValues:
@@ -87,8 +87,8 @@ class FileColumns(abc.ABC):
         """`FileVersion.sequence` of each file."""
         return np.zeros(len(self.sizes), np.int64)
 
-    def equality_rows(self) -> Iterable[tuple[EqualityGroup, Numbers]]:
-        """(a group of deletes by value, the rows of the files that it concerns) for each group."""
+    def find_equality_rows(self) -> Iterable[tuple[EqualityGroup, Numbers]]:
+        """Pairs (a group of equality deletes, the rows of these columns whose files it applies to), one for each group."""
         return ()
 
     def find_equality(self, rows: Numbers) -> Iterable[EqualityGroup]:
@@ -104,8 +104,8 @@ class FileColumns(abc.ABC):
         """The statistics of a column that the files contain (no partition column); None if they are not known."""
 
 
-class NoColumns(FileColumns):
-    """The columns of no file, for a version whose files are all objects."""
+class EmptyColumns(FileColumns):
+    """Columns without rows, for a version whose files are all objects."""
 
     def __init__(self) -> None:
         self.urls, self.sizes = pa.array([], pa.string()), np.zeros(0, np.int64)
@@ -128,9 +128,9 @@ class NoColumns(FileColumns):
 
 @dataclasses.dataclass(frozen=True)
 class FileStates:
-    """The states of some files, as columns: `urls` as bytes, because the name of a local file need not be UTF-8, `sizes` in bytes, `identities`.
+    """What tells the states of some files apart, as columns: `urls` (binary), `sizes` (int64, in bytes) and `identities` (text).
 
-    The identity is "" for a file whose bytes may not be cached: it is in no known state.
+    URLs are binary because a local file's name need not be UTF-8. The identity is "" for a file whose bytes may not be cached.
     """
 
     urls: pa.Array
@@ -149,7 +149,10 @@ class FileStates:
         return FileStates(self.urls.take(indices), self.sizes[places], self.identities.take(indices))
 
     def find(self, other: FileStates) -> Numbers:
-        """For each file of `other`, the place of the same file in the same state among these files; -1 if there is none."""
+        """For each file of `other`, the place where these files have it in the same state; otherwise -1.
+
+        Only the last of several files with one URL is compared. A file with the identity "" is never found.
+        """
         if not len(self):
             return np.full(len(other), -1)
         places = _find_in(other.urls, self.urls)
@@ -164,8 +167,8 @@ class FileStates:
         return _find_in(pa.array(list(map(encode_url, urls)), pa.binary()), self.urls)
 
 
-def number_rows(columns: Iterable[pa.Array], count: int) -> Numbers:
-    """A number for each of `count` rows. Rows with equal values in all `columns` have equal numbers, from 0 on."""
+def encode_rows(columns: Iterable[pa.Array], count: int) -> Numbers:
+    """A code for each of `count` rows (int64, consecutive from 0). Two rows have the same code if and only if all `columns` are equal; null equals null."""
     numbers = np.zeros(count, np.int64)
     for column in columns:
         codes = as_int64(pc.dictionary_encode(column, null_encoding="encode").indices.cast(pa.int64()))
@@ -174,13 +177,13 @@ def number_rows(columns: Iterable[pa.Array], count: int) -> Numbers:
 
 
 def split_by_code(codes: Numbers, count: int) -> list[Numbers]:
-    """For each code from 0 to before `count`, the rows that have it, ascending. `codes`: for each row its code."""
+    """For each code from 0 to `count` - 1, the rows that have it, ascending. `codes`: the code of each row. `count`: at least 1."""
     order = np.argsort(codes, kind="stable")
     return np.split(order, np.searchsorted(codes[order], np.arange(1, count)))
 
 
 def encode_url(url: str) -> bytes:
-    """A URL as bytes, also if it has bytes of a file name that are not UTF-8. The bytes are ordered as the texts are."""
+    """A URL as UTF-8. Surrogates, which stand for bytes of a file name that are not UTF-8, are encoded, too. The bytes sort as the texts do."""
     return url.encode("utf-8", "surrogatepass")
 
 
@@ -221,8 +224,10 @@ class ColumnFiles(Sequence[FileVersion]):
 
     @classmethod
     def from_files(cls, files: Sequence[FileVersion]) -> ColumnFiles:
-        """The files of a version, whatever their form."""
-        return files if isinstance(files, ColumnFiles) else cls(NoColumns(), tuple(files), -1 - np.arange(len(files)))
+        """`files` itself if it is a `ColumnFiles`, otherwise the same files beside columns without rows. `files`: ascending by URL."""
+        return (
+            files if isinstance(files, ColumnFiles) else cls(EmptyColumns(), tuple(files), -1 - np.arange(len(files)))
+        )
 
     def __len__(self) -> int:
         return len(self.order)
@@ -291,7 +296,7 @@ class ColumnFiles(Sequence[FileVersion]):
 
     @cached_property
     def formats(self) -> pa.Array:
-        """The name of each file's format as text; null: that of the table's other files."""
+        """The name of each file's format as text; null: the table's format."""
         names = (None if file.format is None else file.format.value for file in reversed(self._others))
         return self._join_values(self.columns.formats.take(as_indices(self.rows)), names)
 
@@ -376,12 +381,12 @@ class ColumnFiles(Sequence[FileVersion]):
         of_others = (group for file in self._others for group in file.equality)
         return tuple({id(group): group for group in (*in_columns, *of_others)}.values())
 
-    def equality_places(self) -> list[tuple[EqualityGroup, Numbers]]:
-        """(a group of deletes by value, the places of the files that it concerns) for each group that concerns a file."""
+    def find_equality_places(self) -> list[tuple[EqualityGroup, Numbers]]:
+        """Pairs (a group of equality deletes, the places of the files that it applies to), for each group that applies to a file."""
         is_in_columns = self.order >= 0
         place_of_row = np.full(len(self.columns.sizes), -1)
         place_of_row[self.order[is_in_columns]] = np.flatnonzero(is_in_columns)
-        places = {id(group): (group, [place_of_row[rows]]) for group, rows in self.columns.equality_rows()}
+        places = {id(group): (group, [place_of_row[rows]]) for group, rows in self.columns.find_equality_rows()}
         for place in np.flatnonzero(~is_in_columns).tolist():
             for group in self[place].equality:
                 places.setdefault(id(group), (group, []))[1].append(np.array([place]))
@@ -438,7 +443,7 @@ class ColumnFiles(Sequence[FileVersion]):
     def group_by_partition(self, names: Sequence[str]) -> tuple[Numbers, list[FileVersion]]:
         """(for each file the number of its group, the first file of each group). Files with equal partition values are in one group."""
         texts = [pa.concat_arrays([self.columns.partition_values(name), self._texts(name)]) for name in names]
-        groups = number_rows(texts, len(texts[0]))[self.order]
+        groups = encode_rows(texts, len(texts[0]))[self.order]
         _, first_places, groups = np.unique(groups, return_index=True, return_inverse=True)
         return groups, [self[int(place)] for place in first_places]
 

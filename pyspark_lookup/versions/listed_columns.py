@@ -357,7 +357,7 @@ def files_to_json(files: ColumnFiles, columns: ListedColumns, disk: Disk) -> dic
 
 
 def listed_to_record(files: ColumnFiles) -> dict[str, Any] | None:
-    """A JSON value that has all that is known of the files of a version, without the footers; None for files in other columns."""
+    """The files of a version as a self-contained JSON value, without their footers; None if their columns are not `ListedColumns`."""
     columns = columns_of(files)
     if columns is None:
         return None
@@ -366,7 +366,10 @@ def listed_to_record(files: ColumnFiles) -> dict[str, Any] | None:
 
 
 def listed_from_record(record: Any, deletes_by_name: Mapping[str, Any]) -> ColumnFiles:
-    """The files that `listed_to_record` described. Raises one of `decoding.UNREADABLE` for any other value."""
+    """The files that `listed_to_record` described. `deletes_by_name`: not used, because listed files have no deletes.
+
+    Raises one of `decoding.UNREADABLE` for any other value.
+    """
     listed = ListedFiles.from_batch(batch_from_text(record["listed"], ListedFiles.schema))
     columns = ListedColumns(listed, as_text(record["root"]))
     return ColumnFiles.merge(columns, np.arange(len(listed)), [FileVersion.from_json(row) for row in record["added"]])

@@ -563,7 +563,7 @@ class TableVersion:
         return max((file.modified_at_s or 0.0 for file in self.files), default=0.0)
 
     def to_json(self, statistics: bool = True) -> dict[str, Any]:
-        """The version as a JSON value, with or without the statistics of its files."""
+        """The version as a JSON value. Without `statistics`, files in columns stay in columns, and their equality deletes lose their bounds."""
         if not statistics and isinstance(self.files, ColumnFiles):
             by_value = {deletes.name: deletes for group in self.equality for deletes in group.files}
             some: list[Deletes | EqualityDeletes] = [

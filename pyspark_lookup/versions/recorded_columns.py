@@ -1,7 +1,7 @@
-"""`RecordedColumns`: the data files of a version of a large table, as a record that needs no other record to be read.
+"""`RecordedColumns`: the data files of a version of a large table, as columns in a self-contained record.
 
-The columns of a table of a kind (Delta, Iceberg) are those of its current version, and are replaced as the table grows. A snapshot in the cache
-directory may be of an older version, and is useless without the version's files. So it has a record of them all, in columns, too.
+The host keeps the columns of the current version of a Delta or Iceberg table, and replaces them as the table grows. A snapshot, or the log of a
+partial cache's changes, may need an older version. So its record has all files of that version, and refers to no other columns.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ _SCHEMA = pa.schema(
 
 
 class RecordedColumns(FileColumns):
-    """The files in a record. For each of them, `partitions`, `deletes` and `equality` have an item at the number in its row."""
+    """The files in a record.
+
+    `batch`: a row for each file. Its columns `partition`, `deletes` and `equality` are indices into `partitions`, `deletes` and `equality`.
+    `columns`: how all files store the table's columns. Raises ValueError for an unknown format, a negative size, or an index out of range.
+    """
 
     def __init__(
         self,
@@ -67,7 +71,7 @@ class RecordedColumns(FileColumns):
             raise ValueError("a file has a negative size")
         for codes, shared in zip(self._codes, (partitions, deletes, equality), strict=True):
             if codes.min(initial=0) < 0 or codes.max(initial=-1) >= len(shared):
-                raise ValueError("a row has a number that names nothing")
+                raise ValueError("a file's index of its partition, deletes or equality deletes is out of range")
 
     def file(self, row: int) -> FileVersion:
         partition, deletes, equality = (int(codes[row]) for codes in self._codes)
@@ -111,13 +115,13 @@ class RecordedColumns(FileColumns):
         return self._formats
 
     def statistics(self, name: str) -> StatsColumns | None:
-        return None  # the record has none: a snapshot has the rows themselves
+        return None  # the record has none: its readers compare files, and do not prune them
 
     @cached_property
     def has_deletes(self) -> Numbers:
         return np.array([bool(deletes) for deletes in self._deletes], np.bool_)[self._codes[1]]
 
-    def equality_rows(self) -> list[tuple[EqualityGroup, Numbers]]:
+    def find_equality_rows(self) -> list[tuple[EqualityGroup, Numbers]]:
         rows = split_by_code(self._codes[2], len(self._equality))
         parts: dict[int, tuple[EqualityGroup, list[Numbers]]] = {}
         for code, groups in enumerate(self._equality):
@@ -138,8 +142,9 @@ def files_to_record(files: ColumnFiles) -> dict[str, Any]:
     delete_codes = np.zeros(len(files), np.int32)
     for place in np.flatnonzero(files.has_deletes).tolist():
         delete_codes[place] = deletes.setdefault(tuple(item.name for item in files[place].deletes), len(deletes))
-    # The groups that concern a file become the digits of a number.
-    groups = files.equality_places()
+    # The groups that apply to a file become the digits of one number, so that `unique` finds the distinct combinations. There are at most two: the
+    # group of all partitions, and that of the file's own.
+    groups = files.find_equality_places()
     digits = np.zeros(len(files), np.int64)
     for number, (_, places) in enumerate(groups):
         digits[places] = digits[places] * (len(groups) + 1) + number + 1
@@ -167,7 +172,7 @@ def files_to_record(files: ColumnFiles) -> dict[str, Any]:
 
 
 def _split_digits(number: int, base: int) -> list[int]:
-    """The digits of a number, the first one first."""
+    """The digits of a number in the base `base`, the most significant one first; none for 0."""
     digits: list[int] = []
     while number:
         number, digit = divmod(number, base)

@@ -18,7 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.cache import segments
-from pyspark_lookup.cache.segments import NAMELESS, ROW_BITS, Segment, SegmentBuilder, SegmentFiles, write_files
+from pyspark_lookup.cache.segments import (
+    ROW_BITS,
+    WITHOUT_FILES,
+    Segment,
+    SegmentBuilder,
+    SegmentFiles,
+    write_file_list,
+)
 from pyspark_lookup.columnar import buffers as columns
 from pyspark_lookup.columnar.keys import Keys, Numbers, Order, Seed, SkewedError, order_rows
 from pyspark_lookup.columnar.types import spark_type
@@ -91,7 +98,7 @@ class Workshop:
             finally:
                 builder.close()
         name = next(self.names)
-        write_files(writer, files)
+        write_file_list(writer, files)
         writer.finish(builder.meta)
         self.disk.publish_segment("t", name, writer)
         writer.close()
@@ -292,12 +299,12 @@ def test_an_index_that_does_not_find_its_first_key(
 
 
 def test_a_segment_without_its_files(workshop: Workshop) -> None:
-    """The rows of files need the files. A segment of other rows says that it has none."""
+    """A segment without the list of its files is refused. One that says it needs none counts its rows as those of one file."""
     opened = workshop.build([numbered(range(100))], ["k"])
     regions = {name: region for name, region in opened.regions.items() if name != "files"}
     with pytest.raises(KeyError):
         Segment(dataclasses.replace(opened, regions=regions))
-    nameless = Segment(dataclasses.replace(opened, regions=regions, meta={**opened.meta, NAMELESS: True}))
+    nameless = Segment(dataclasses.replace(opened, regions=regions, meta={**opened.meta, WITHOUT_FILES: True}))
     assert (len(nameless.files), nameless.files.rows.tolist()) == (1, [100])
 
 

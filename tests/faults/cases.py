@@ -182,14 +182,14 @@ def run_write(kind: Kind, caller: Caller) -> Done:
 
 
 _SURVIVED = ("lost", "500", "503", "bare", "cut", "short", "empty", "page", "blank")
-MORE_REQUESTS = {"503": 7 * 40}
-"""So many more than without a fault a write makes at most, by what the store answers: one that refuses everything is asked for a minute in each call,
-28 to 39 times. A transaction that goes on after that makes seven calls."""
+EXTRA_REQUESTS_AT_MOST = {"503": 7 * 40}
+"""How many more requests a write may make than without a fault, by the store's answer. Each call asks a store that refuses everything for a minute,
+at most 40 times. A transaction that goes on after that makes seven such calls."""
 
 
 def check_ended(fault: Fault, end: Done, least: int) -> None:
     """Check how a case has ended, and for how many requests. `least`: those of the write without a fault."""
-    assert len(end.requests) <= least + MORE_REQUESTS.get(fault.answer, 75), f"{len(end.requests)} requests"
+    assert len(end.requests) <= least + EXTRA_REQUESTS_AT_MOST.get(fault.answer, 75), f"{len(end.requests)} requests"
     if fault.mode in (Mode.DONE, Mode.NOT_DONE, Mode.RETRIED) and fault.answer in _SURVIVED:
         assert end.how == "acknowledged", f"one bad answer, and the write {end.how}: {end.problem!r}"
 

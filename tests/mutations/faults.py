@@ -313,7 +313,7 @@ FAULTS = [
     Fault("a-deleted-row-comes-back-by-a-reload", "cache/full/loader.py::SnapshotLoader._keep",
         replace("($gone, $marked) == ($stored.gone, $stored.marked)", "$gone == $stored.gone"),
         ("tests/sources/iceberg/test_catalog.py::test_many_upserts[0-full]",)),
-    Fault("a-row-that-was-deleted-later-is-lost", "cache/full/loader.py::_is_whole",
+    Fault("a-row-that-was-deleted-later-is-lost", "cache/full/loader.py::_has_all_rows",
         replace("set($segment.marks) <= set($marks)", "set($marks) != {None}"),
         ("tests/sources/managed/test_source.py::test_a_snapshot_of_an_older_version_has_rows_deleted_later",)),
     Fault("a-reload-is-not-made", "options/reload_trigger.py::PeriodicCacheReloadTrigger.next_due_s",

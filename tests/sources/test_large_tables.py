@@ -105,7 +105,7 @@ def test_bounds_are_parsed_once_per_host(
 def test_a_reload_makes_objects_of_changed_files_only(
     table: LargeTable, cache: Path, restart: Restart, made_objects: list[str]
 ) -> None:
-    """A full cache has one more commit without an object for each file, in a process that goes on and in a new one."""
+    """A full cache adds the rows of one more commit without making an object for every file, in the same process and in a new one."""
     reader = opened(table.path, cache, "full", "id")
     for number in range(6):
         names = [f"again {later}" for later in range(number)]
@@ -118,7 +118,8 @@ def test_a_reload_makes_objects_of_changed_files_only(
         made_objects.clear()
 
 
-def test_a_record_beside_a_snapshot_says_it_all(table: LargeTable, cache: Path) -> None:
+def test_a_record_has_the_whole_version(table: LargeTable, cache: Path) -> None:
+    """A version that is read from its record equals the version of the table, after each change."""
     reader = opened(table.path, cache, keys="id")
     engine = reader._engine()
     for step in range(3):

@@ -1,9 +1,9 @@
 """`SnapshotLoader` writes the layers of a version's snapshot to disk. It reuses the rows of unchanged files, and fetches only changed files.
 
 A snapshot consists of layers: a base with most rows, and up to three overlays with the rows of files that changed later. After a small change,
-the layers of the version before stay, and one overlay is written. Instead of a fourth overlay, one is written that replaces the last of the
-others, and those before it that are not much larger. After a large change, with another schema, or to merge the layers, a new base is written;
-rows of unchanged files are copied into it from the layers.
+the layers of the version before stay, and one overlay is written. A fourth overlay replaces the last of the three, and those before it that are
+not much larger, and gets their rows. After a large change, with another schema, or to merge the layers, a new base is written; rows of unchanged
+files are copied into it from the layers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pyspark_lookup.cache.segments import (
     SegmentBuilder,
     SegmentFiles,
     open_rows,
-    write_files,
+    write_file_list,
 )
 from pyspark_lookup.columnar.keys import (
     Keys,
@@ -151,7 +151,7 @@ def read_deleted(
     file, whether its rows are read from the store although `last` has them.
     """
     files = ColumnFiles.from_files(version.files)
-    groups = files.equality_places()
+    groups = files.find_equality_places()
     by_value = np.zeros(len(files), np.bool_)
     for _, places in groups:
         by_value[places] = True
@@ -241,7 +241,8 @@ T = TypeVar("T")
 Progress = Callable[[int, int], None]  # called with (bytes that are done, bytes in total)
 
 OVERLAYS_AT_MOST = 3
-_KEPT_FROM = 4  # times as many rows as the overlays after it an overlay has if it stays when these are replaced
+# An overlay is kept if it has at least this many times the rows of the overlays after it, which are replaced.
+_KEPT_RATIO = 4
 # If more than this share of a version's bytes has changed, a new base costs about as much as an overlay.
 _OVERLAY_SHARE = 0.25
 _FETCHED_AT_ONCE = 32 * 1024 * 1024
@@ -330,17 +331,17 @@ def _rank_files(parts: Sequence[tuple[SegmentFiles, Sequence[int]]]) -> list[Num
 
 
 def _count_kept(last: Snapshot) -> int:
-    """How many of the latest layers stay as they are when an overlay is added. The new overlay replaces all layers after these.
+    """How many layers, counted from the base, a new snapshot keeps when an overlay is added. The new overlay replaces the others.
 
-    An overlay stays if it has many times the rows of those after it. So after a thousand small changes a row has been written 14 times, and not
-    168 times, as it would have been if each fourth overlay replaced the other three.
+    With three overlays the last one is replaced. Those before it are kept if they have at least `_KEPT_RATIO` times the rows of those after
+    them. So a thousand small changes write a row 14 times on average. If each fourth overlay replaced the other three, it would be 168 times.
     """
     kept = len(last.layers)
     if kept <= OVERLAYS_AT_MOST:
         return kept
     rows = [layer.visible_rows for layer in last.layers]
     kept -= 1
-    while kept > 1 and rows[kept - 1] < _KEPT_FROM * sum(rows[kept:]):
+    while kept > 1 and rows[kept - 1] < _KEPT_RATIO * sum(rows[kept:]):
         kept -= 1
     return kept
 
@@ -402,10 +403,10 @@ class SnapshotLoader:
         Raises SourceChangedError if a file was replaced or removed, SchemaError, UfsError, CacheFullError if the cache directory's budget has
         no room for the layers (before anything is read, if an estimate shows this), or another OSError if the directory cannot be written.
         """
-        is_lacking = self._find_lacking(version, layout, last)
+        is_outdated = self._find_outdated(version, layout, last)
         reusable = last if last is not None and is_source(last.schema, layout.columns) else None
-        deleted = read_deleted(self.scan, self.table, version, reusable, is_lacking)
-        load = _Load(version, layout, last, deleted, progress, is_lacking)
+        deleted = read_deleted(self.scan, self.table, version, reusable, is_outdated)
+        load = _Load(version, layout, last, deleted, progress, is_outdated)
         small = last is not None and not compact and load.is_small(last)
         file_bytes = max(sum(file.size for file in load.fetched) if small else version.bytes, 1)
         size = self.estimate(version, layout, file_bytes, share if last is None else bytes_per_file_byte(last))
@@ -544,29 +545,30 @@ class SnapshotLoader:
             writer = builder.finish(lambda sizes: self.disk.create_segment(sizes, room), [count], strict)
         with contextlib.closing(writer):
             size = file.size if identity else 0
-            write_files(writer, SegmentFiles.single(file.url, size, identity, count))
+            write_file_list(writer, SegmentFiles.single(file.url, size, identity, count))
             name = self._publish(writer, builder.meta)
         return StoredLayer(name, None, ())
 
-    def _find_lacking(self, version: TableVersion, layout: Layout, last: Snapshot | None) -> Numbers:
-        """For each file, whether it has values in a column of the layout that the layers lack, because it was renamed or added since.
+    def _find_outdated(self, version: TableVersion, layout: Layout, last: Snapshot | None) -> Numbers:
+        """For each file, whether the layers have it without its values in some column, because the column was added or renamed since.
 
-        Reads footers if there are such columns.
+        Reads footers, unless such a column is a partition column.
         """
         files = ColumnFiles.from_files(version.files)
-        is_lacking = np.zeros(len(files), np.bool_)
+        is_outdated = np.zeros(len(files), np.bool_)
         if last is None or not version.stored_columns:
-            return is_lacking
+            return is_outdated
         columns = pa.schema([field for field in layout.columns if field.name not in last.schema.names])
         if not len(columns):
-            return is_lacking
+            return is_outdated
+        is_in_layers: Numbers = is_outdated.copy()
         for layer in last.layers:
-            is_lacking |= layer.segment.files.states.find(files.states) >= 0
-        if any(name in layout.partitions.names for name in columns.names):
-            return is_lacking
-        bounds = self.scan.bounds(self.table, files.take(np.flatnonzero(is_lacking)), layout.partitions, columns)
-        is_lacking[is_lacking] = [any(stats is None or not stats.all_null for stats in row) for row in bounds]
-        return is_lacking
+            is_in_layers |= layer.segment.files.states.find(files.states) >= 0
+        if any(name in layout.partitions.names for name in columns.names) or not is_in_layers.any():
+            return is_in_layers
+        bounds = self.scan.bounds(self.table, files.take(np.flatnonzero(is_in_layers)), layout.partitions, columns)
+        is_outdated[is_in_layers] = [any(stats is None or not stats.all_null for stats in row) for row in bounds]
+        return is_outdated
 
     def _load(self, load: _Load, under: Snapshot | None, stored: Sequence[StoredLayer]) -> tuple[StoredLayer, ...]:
         if under is not None:
@@ -641,14 +643,14 @@ class SnapshotLoader:
     def _write(self, load: _Load, places: Numbers, seed: Seed, strict: bool) -> StoredLayer:
         """Write a new segment with the rows of the files at `places` in the version, and return its layer.
 
-        Rows that the latest layers have are copied from them; the rows of all other files, which must be all of `load.fetched`, are fetched.
+        Copies the rows that the latest layers have, and fetches the others. `places` must include all files of `load.fetched`.
         """
         schema = load.layout.columns
         states = load.files.states.take(places)
         fetched_numbers = np.flatnonzero(load.layer_numbers[places] < 0)
         numbers = dict(zip(load.fetched, fetched_numbers.tolist(), strict=True))
         units: dict[int, list[tuple[int, int]]] = {number: [] for number in numbers.values()}
-        # (the numbers of some files, the files as the segment has them)
+        # Parts of the segment's list of files: (positions in `places`, the files).
         described: list[tuple[Numbers, SegmentFiles]] = []
         memory_bytes, threads = self._memory_bytes(), _threads()
         builder = SegmentBuilder(
@@ -692,7 +694,7 @@ class SnapshotLoader:
                 for number, unit, rows in unit_rows:
                     units[number].append((unit.middle, rows))
                     progress.read(unit.bytes)
-            # If the version names a file twice, its last number has all its rows, and the first has none.
+            # If the version names a file twice, the last place gets the rows. The others get an entry without rows.
             described_numbers = np.concatenate([*(some for some, _ in described), np.array([*units], np.int64)])
             units |= {number: [] for number in np.delete(np.arange(len(states)), described_numbers).tolist()}
             read_numbers = np.array([*units], np.int64)
@@ -703,7 +705,7 @@ class SnapshotLoader:
                 lambda sizes: self.disk.create_segment(sizes, load.room), files.rows, strict, progress.report_written
             )
         with contextlib.closing(writer):
-            write_files(writer, files)
+            write_file_list(writer, files)
             name = self._publish(writer, {**builder.meta, "marks": load.marks})
         return StoredLayer(name, None, (), _digest(states, np.arange(len(states)), load.deleted))
 
@@ -745,9 +747,10 @@ class _Load:
     """A version to load, and which of its files the latest layers have.
 
     `layer_numbers`: for each file, the number of the layer that has it (-1: none has it). `numbers`: for each file, its number among the files
-    of this layer. `ranks`: for each layer, the position in the version of each of its files (-1: the file is not in the version). `fetched`: the
-    files that the layers do not have. `deleted`: the deleted rows of files, by URL. `marks`: the names of the deletes that delete them. `room`:
-    the part of the budget that is reserved for the load. `is_lacking`: for each file, whether it has values in columns that the layers lack.
+    of this layer (-1: no layer has it). `ranks`: for each layer, the position in the version of each of its files (-1: the file is not in the
+    version). `fetched`: the files to read from the store, because no layer has all their rows and columns. `deleted`: the deleted rows of files,
+    by URL. `marks`: the names of the deletes that delete them. `room`: the part of the budget that is reserved for the load. The argument
+    `is_outdated`: what `SnapshotLoader._find_outdated` returns.
 
     If a column's type in the layers does not widen to the current type, the layers count as empty: their values differ from those of the
     files. For instance, all values of a partition column were numbers, and now one of them is text.
@@ -760,7 +763,7 @@ class _Load:
         last: Snapshot | None,
         deleted: Mapping[str, Numbers],
         progress: Progress,
-        is_lacking: Numbers,
+        is_outdated: Numbers,
     ) -> None:
         self.version = version
         self.layout = layout
@@ -776,9 +779,9 @@ class _Load:
         is_usable = last is not None and is_source(last.schema, layout.columns)
         for layer_number, layer in enumerate(self._layers):
             # A segment lacks the rows that were deleted when it was written. The version to load may be an older one, which has these rows.
-            has_rows = (layer.ranks >= 0) & _is_whole(layer.segment, self.marks, deleted)
+            has_rows = (layer.ranks >= 0) & _has_all_rows(layer.segment, self.marks, deleted)
             numbers = layer.segment.files.states.find(files.states)
-            is_inside = (numbers >= 0) & ~is_lacking & is_usable
+            is_inside = (numbers >= 0) & ~is_outdated & is_usable
             is_inside[is_inside] = has_rows[numbers[is_inside]]
             places = np.flatnonzero(is_inside)
             self.layer_numbers[places], self.numbers[places] = layer_number, numbers[places]
@@ -799,15 +802,15 @@ class _Load:
         Their ranks are positions in `places`.
         """
         for layer_number, layer in enumerate(self._layers):
-            among = np.flatnonzero(self.layer_numbers[places] == layer_number)
+            positions = np.flatnonzero(self.layer_numbers[places] == layer_number)
             ranks = np.full(len(layer.segment.files), -1, np.int64)
-            ranks[self.numbers[places[among]]] = among
-            if len(among):
+            ranks[self.numbers[places[positions]]] = positions
+            if len(positions):
                 yield Layer(layer.segment, deleted_rows(layer.segment, ranks, self.deleted), ranks)
 
 
-def _is_whole(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers]) -> Numbers:
-    """For each file of a segment, whether the segment has all rows of the file that a version has.
+def _has_all_rows(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers]) -> Numbers:
+    """For each file of a segment, whether the segment has all rows of the file that are not deleted in a version.
 
     `marks`: the names of the version's deletes. `deleted`: the rows that they delete, by URL.
     """

@@ -318,7 +318,7 @@ class StoredSnapshots:
             self._record_version(snapshot)
 
     def _record_version(self, snapshot: Snapshot) -> None:
-        """Record a snapshot's version, instead of what is on record."""
+        """Write the record of a snapshot's version. It replaces a record that is damaged, or that another release wrote."""
         place = self._beside(snapshot.version.digest)
         with contextlib.suppress(OSError):
             self.disk.replace_record("snapshot", place, snapshot.version.to_json(statistics=False))

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial.invalidations import Invalidations
-from pyspark_lookup.cache.segments import NAMELESS, Segment, SegmentBuilder, open_rows
+from pyspark_lookup.cache.segments import WITHOUT_FILES, Segment, SegmentBuilder, open_rows
 from pyspark_lookup.columnar.keys import (
     Keys,
     Numbers,
@@ -386,7 +386,7 @@ class SharedCache:
         name = f"{at_ns:016x}-{self.context.rng.getrandbits(32):08x}" if not members else f"{max(members)}+"
         meta = {
             **builder.meta,
-            NAMELESS: True,
+            WITHOUT_FILES: True,
             "version": version,
             "boot": self.context.clock.boot,
             "members": list(members),

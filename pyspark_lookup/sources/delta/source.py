@@ -75,7 +75,7 @@ from pyspark_lookup.storage.stores import (
 )
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.executions import read_again
-from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns, number_rows
+from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns, encode_rows
 from pyspark_lookup.versions.model import DELETES, Table, TableVersion, VersionMetadata, require_metadata
 from pyspark_lookup.versions.version_source import Answer, OpenUrl, Question, SourceParts, TimeTravel, VersionSource
 
@@ -809,7 +809,7 @@ class DeltaColumns(FileColumns):
         return np.asarray(modified_ms / 1000)
 
     def partition_codes(self) -> tuple[Numbers, Sequence[PartitionValues | None]]:
-        codes = number_rows(map(self.partition_values, self._files.partition_columns), len(self.sizes))
+        codes = encode_rows(map(self.partition_values, self._files.partition_columns), len(self.sizes))
         first_rows = np.unique(codes, return_index=True)[1].tolist()
         return codes, [self.file(row).partition for row in first_rows]
 

@@ -131,7 +131,7 @@ class IcebergColumns(FileColumns):
             has_deletes |= is_concerned
         return has_deletes
 
-    def equality_rows(self) -> Iterable[tuple[EqualityGroup, Numbers]]:
+    def find_equality_rows(self) -> Iterable[tuple[EqualityGroup, Numbers]]:
         groups = self.index.equality_groups
         if not self.index.has_equality:
             return
@@ -143,7 +143,7 @@ class IcebergColumns(FileColumns):
             yield groups[group], rows[self.base.sequences[rows] < groups[group].sequence]
 
     def _find_codes(self, groups: Container[Group | None]) -> dict[Group, list[int]]:
-        """For each partition that is in `groups` and in `base`, its numbers in `base`."""
+        """For each of the partitions `groups` that `base` has, its codes in `base`."""
         codes: dict[Group, list[int]] = {}
         for code in range(len(self.base.partitions)):
             group = self.index.group(self._partition_entry(code))

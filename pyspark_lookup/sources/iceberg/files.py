@@ -528,7 +528,7 @@ class DeleteFileIndex:
 
     @property
     def equality_groups(self) -> Mapping[Group | None, EqualityGroup]:
-        """The deletes by value, by partition. None stands for deletes that apply to all partitions."""
+        """The equality deletes of each partition. The key None stands for those of all partitions. A group may be empty."""
         return self._equality
 
     def _add_positions(self, entry: Entry) -> None:

@@ -57,8 +57,11 @@ def iterate_in_thread(make: Callable[[], Iterable[T]], name: str, timeout_s: flo
         except BaseException as problem:  # also SystemExit, which would end the thread without a report
             offer(None, problem)
 
-    threads.start(name, run, foreign=True)
+    # The race: the process may begin to end at this moment. Either it finds the consumer and wakes it, or it began before the consumer was
+    # registered, and `check` notices that in a thread of ours, for which nobody would wait.
     consumer = _Consumer(results, abandoned)
+    threads.check()
+    threads.start(name, run, foreign=True)
     try:
         while True:
             try:

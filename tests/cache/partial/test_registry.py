@@ -25,7 +25,7 @@ from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.stores import FileVersion
-from pyspark_lookup.versions.file_columns import ColumnFiles, NoColumns
+from pyspark_lookup.versions.file_columns import ColumnFiles, EmptyColumns
 from pyspark_lookup.versions.model import TableVersion
 from tests.support.disks import Opened, files_at_most
 from tests.support.fakes import FakeClock, make_host
@@ -99,7 +99,7 @@ def test_a_table_that_was_large(cache_dir: Path, monkeypatch: pytest.MonkeyPatch
         version = Process.version
 
         def as_columns(*names: str) -> TableVersion:
-            files = ColumnFiles.merge(NoColumns(), np.zeros(0, np.int64), version(*names).files)
+            files = ColumnFiles.merge(EmptyColumns(), np.zeros(0, np.int64), version(*names).files)
             return dataclasses.replace(version(*names), files=files)
 
         patch.setattr(host, "version", as_columns)

@@ -135,10 +135,13 @@ def test_a_version_is_mapped(table: Path, tmp_path: Path, restart: Callable[[], 
         assert opened(table, tmp_path / "another").version == version
 
 
-def test_a_reload_makes_objects_of_changed_files_only(
+def test_a_reload_makes_few_objects(
     table: Path, tmp_path: Path, restart: Callable[[], None], made_objects: list[str]
 ) -> None:
-    """A full cache has one more file without an object for each file, in a process that goes on and in a new one."""
+    """A full cache adds the rows of one more file without making an object for every file, in the same process and in a new one.
+
+    Some become objects: the first of each directory, which names its partition, and those that are not yet in the columns.
+    """
     reader = opened(table, tmp_path / "cache", "full", "id")
     for number in range(6):
         assert index_rows(reader.scan()) == expected(table)

@@ -167,7 +167,7 @@ def test_any_history(tmp_path: Path, process: Begin, seed: int, monkeypatch: pyt
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("count", [1, 1000], ids=["columns", "objects"])
 def test_a_file_that_is_named_twice(tmp_path: Path, process: Begin, count: int, version: int) -> None:
-    """Its rows are there twice, as in other readers, in a full cache and after each change; the equality delete deletes both."""
+    """A file that a snapshot lists twice has its rows twice, without a cache, in a full cache and after each change. An equality delete deletes both."""
     process(count)
     table = IcebergTable.create(tmp_path / "t", {"id": "int", "name": "string"}, version=version)
     twice = table.data([{"id": 5, "name": "twice"}])
