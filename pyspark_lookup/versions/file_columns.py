@@ -75,11 +75,11 @@ class FileColumns(abc.ABC):
 
     @property
     def has_deletes(self) -> Numbers:
-        """For each file, whether deletes by position may concern it."""
+        """For each file, whether position deletes may apply to it."""
         return np.zeros(len(self.sizes), np.bool_)
 
     def find_deletes(self, rows: Numbers) -> Iterable[Deletes]:
-        """The deletes by position that concern the files at `rows`, each at least once."""
+        """The position deletes that apply to the files at `rows`, each at least once."""
         return (deletes for row in rows[self.has_deletes[rows]].tolist() for deletes in self.file(row).deletes)
 
     @property
@@ -92,7 +92,7 @@ class FileColumns(abc.ABC):
         return ()
 
     def find_equality(self, rows: Numbers) -> Iterable[EqualityGroup]:
-        """The groups of deletes by value that concern the files at `rows`, each at least once."""
+        """The groups of equality deletes that apply to the files at `rows`, each at least once."""
         return ()
 
     @abc.abstractmethod
@@ -277,7 +277,7 @@ class ColumnFiles(Sequence[FileVersion]):
 
     @cached_property
     def has_deletes(self) -> Numbers:
-        """For each file, whether deletes by position may concern it."""
+        """For each file, whether position deletes may apply to it."""
         return self._join(self.columns.has_deletes, [bool(file.deletes) for file in self._others], np.bool_)
 
     @cached_property
@@ -369,14 +369,14 @@ class ColumnFiles(Sequence[FileVersion]):
 
     @cached_property
     def deletes(self) -> tuple[Deletes, ...]:
-        """The deletes by position that concern the files, each once."""
+        """The position deletes that apply to the files, each once."""
         in_columns = self.columns.find_deletes(self.rows)
         of_others = (deletes for file in self._others for deletes in file.deletes)
         return tuple({deletes.name: deletes for deletes in (*in_columns, *of_others)}.values())
 
     @cached_property
     def equality(self) -> tuple[EqualityGroup, ...]:
-        """The groups of deletes by value that concern the files, each once."""
+        """The groups of equality deletes that apply to the files, each once."""
         in_columns = self.columns.find_equality(self.rows)
         of_others = (group for file in self._others for group in file.equality)
         return tuple({id(group): group for group in (*in_columns, *of_others)}.values())

@@ -188,7 +188,7 @@ class IcebergColumns(FileColumns):
 
     @cached_property
     def _delete_codes(self) -> Numbers:
-        """A number for each file of `base`. Files with different deletes by position have different numbers."""
+        """A number for each file of `base`. Files with different position deletes have different numbers."""
         codes = np.zeros(self.base.rows, np.uint64)
         if not self.index.has_positions:
             return codes

@@ -508,12 +508,12 @@ class DeleteFileIndex:
 
     @property
     def has_positions(self) -> bool:
-        """Whether there are deletes by position."""
+        """Whether there are position deletes."""
         return bool(self._vectors or self._of_file or self._positions)
 
     @property
     def has_equality(self) -> bool:
-        """Whether there are deletes by value that concern at least one data file."""
+        """Whether there are equality deletes that apply to at least one data file."""
         return any(group.files for group in self._equality.values())
 
     @property
@@ -562,7 +562,7 @@ class DeleteFileIndex:
         return self._shared_groups.setdefault(tuple(map(id, applicable)), applicable)
 
     def find(self, entry: Entry, url: str) -> tuple[Deletes, ...]:
-        """The deletes by position that apply to a data file. Files with the same deletes share one tuple."""
+        """The position deletes that apply to a data file. Files with the same deletes share one tuple."""
         path = plain_location(entry.location)
         vector = self._vectors.get(path)
         if vector is not None and vector.sequence >= entry.sequence:

@@ -209,8 +209,8 @@ class FileVersion:
 
     The other fields come from the table's metadata, for the version that the file belongs to. `partition` (None: the names of the file's
     directories tell it), `deletes`, `statistics` (None: the file's footer has them), `columns` (None: the file has the table's column names),
-    `format` (None: the format of the table's other files), `equality`: deletes by value, of which those with a higher sequence number than
-    the file's `sequence` concern it.
+    `format` (None: the format of the table's other files), `equality`: equality deletes; those with a higher sequence number than
+    the file's `sequence` apply to it.
     """
 
     url: str
