@@ -355,7 +355,7 @@ FAULTS = [
         ("tests/cache/full/test_full_cache.py::test_what_a_change_makes_of_the_layers",)),
     Fault("the-record-beside-a-snapshot-lacks-deletes", "versions/recorded_columns.py::files_to_record",
         replace("np.flatnonzero($files.has_deletes)", "np.flatnonzero($files.has_deletes)[:0]"),
-        ("tests/sources/iceberg/test_columns.py::test_any_history",)),
+        ("tests/sources/iceberg/test_columns.py::test_a_record_has_deletes_of_all_kinds",)),
     Fault("segments-go-before-what-names-them", "cache/full/store.py::StoredSnapshots.write",
         replace(
             "self.record($state); $records; $stored; $used; $names; $unremoved\nif $left != $state.left: self.record($changed)",

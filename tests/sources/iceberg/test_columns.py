@@ -183,6 +183,28 @@ def test_a_file_that_is_named_twice(tmp_path: Path, process: Begin, count: int, 
     assert readers[1].metrics()["numLoadFailures"] == 0
 
 
+def test_a_record_has_deletes_of_all_kinds(tmp_path: Path, process: Begin) -> None:
+    """The record of a version has the position deletes, vectors and equality deletes that apply to each file, also of files in columns."""
+    process(1)
+    columns = {"id": "int", "region": "string"}
+    table = IcebergTable.create(tmp_path / "t", columns, spec=[("region", "identity")], version=3)
+    files = [table.data([{"id": id_, "region": region} for id_ in range(3)]) for region in ("eu", "us", "eu")]
+    table.commit([file for some in files for file in some])
+    version = follow_versions(opened(tmp_path / "t", tmp_path / "cache"))
+    assert isinstance(version().files, ColumnFiles)
+    table.commit([table.positions([(files[0][0], 1), (files[2][0], 2)])])
+    table.commit(
+        [
+            *table.vectors([(files[1][0], [0])]),
+            table.equality([{"id": 0}], ["id"], partition=table.make_partition({"region": "eu"})),
+        ]
+    )
+    wait_until_settled(tmp_path / "t" / "metadata" / "version-hint.text")
+    current = version()
+    assert sorted((len(file.deletes), len(file.equality)) for file in current.files) == [(1, 0), (1, 1), (1, 1)]
+    check_record(current)
+
+
 @pytest.fixture
 def large(tmp_path: Path) -> LargeIceberg:
     return LargeIceberg(tmp_path)
