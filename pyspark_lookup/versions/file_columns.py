@@ -390,8 +390,8 @@ class ColumnFiles(Sequence[FileVersion]):
         for place in np.flatnonzero(~is_in_columns).tolist():
             for group in self[place].equality:
                 places.setdefault(id(group), (group, []))[1].append(np.array([place]))
-        joined = ((group, np.sort(np.concatenate(some))) for group, some in places.values())
-        return [(group, some[some >= 0]) for group, some in joined if (some >= 0).any()]
+        sorted_places = ((group, np.sort(np.concatenate(parts))) for group, parts in places.values())
+        return [(group, some[some >= 0]) for group, some in sorted_places if (some >= 0).any()]
 
     def difference(self, other: ColumnFiles) -> ColumnFiles:
         """The files that `other` lacks, or has with other deleted rows."""

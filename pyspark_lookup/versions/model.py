@@ -565,14 +565,14 @@ class TableVersion:
     def to_json(self, statistics: bool = True) -> dict[str, Any]:
         """The version as a JSON value. Without `statistics`, files in columns stay in columns, and their equality deletes lose their bounds."""
         if not statistics and isinstance(self.files, ColumnFiles):
-            by_value = {deletes.name: deletes for group in self.equality for deletes in group.files}
-            some: list[Deletes | EqualityDeletes] = [
+            equality_deletes = {deletes.name: deletes for group in self.equality for deletes in group.files}
+            all_deletes: list[Deletes | EqualityDeletes] = [
                 *self.files.deletes,
-                *(deletes.without_bounds() for deletes in by_value.values()),
+                *(deletes.without_bounds() for deletes in equality_deletes.values()),
             ]
             return {
                 "files": listed_to_record(self.files) or files_to_record(self.files),
-                "deletes": [deletes.to_json() for deletes in some],
+                "deletes": [deletes.to_json() for deletes in all_deletes],
                 "metadata": self.metadata.to_json() if self.metadata else None,
             }
         rows = []

@@ -48,7 +48,8 @@ class RecordedColumns(FileColumns):
     """The files in a record.
 
     `batch`: a row for each file. Its columns `partition`, `deletes` and `equality` are indices into `partitions`, `deletes` and `equality`.
-    `columns`: how all files store the table's columns. Raises ValueError for an unknown format, a negative size, or an index out of range.
+    `columns`: how all files store the table's columns. Raises ValueError for a null (except for a format), an unknown format, a negative size, or
+    an index out of range.
     """
 
     def __init__(
@@ -59,6 +60,8 @@ class RecordedColumns(FileColumns):
         equality: Sequence[tuple[EqualityGroup, ...]],
         columns: tuple[StoredColumn, ...] | None,
     ) -> None:
+        if any(batch.column(name).null_count for name in _SCHEMA.names if name != "format"):
+            raise ValueError("a file lacks a value")
         self.urls, self._identities, self._formats = (batch.column(name) for name in ("url", "identity", "format"))
         self.sizes, self._sequences = as_int64(batch.column("size")), as_int64(batch.column("sequence"))
         self._row_names = batch.column("row_name")
@@ -130,7 +133,7 @@ class RecordedColumns(FileColumns):
         return [(group, np.concatenate(some)) for group, some in parts.values()]
 
     def find_equality(self, rows: Numbers) -> list[EqualityGroup]:
-        codes = np.unique(self._codes[2][rows]).tolist()
+        codes = np.flatnonzero(np.bincount(self._codes[2][rows])).tolist()
         return [group for code in codes for group in self._equality[code]]
 
 

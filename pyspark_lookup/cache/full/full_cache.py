@@ -723,9 +723,8 @@ class FullCache:
             selected_version, stored_version = self._choose(version), state.find(version.digest)
             unchanged = self._stored.open(stored_version, version)
             if unchanged is not None and stored_version is not None and selected_version.cacheable:
-                self._stored.keep_version(
-                    unchanged
-                )  # a table may not change for months, and unused records are evicted
+                # The table may not change for months, and unused records are evicted.
+                self._stored.keep_version(unchanged)
                 return unchanged, stored_version
             # Unmap all older snapshots, so that they can be evicted if room is needed.
             self._stored.forget(state.latest)

@@ -152,33 +152,32 @@ def read_deleted(
     """
     files = ColumnFiles.from_files(version.files)
     groups = files.find_equality_places()
-    by_value = np.zeros(len(files), np.bool_)
+    has_equality = np.zeros(len(files), np.bool_)
     for _, places in groups:
-        by_value[places] = True
+        has_equality[places] = True
     in_layers: list[tuple[Segment, Numbers, Numbers]] = []
-    elsewhere = by_value.copy()
+    is_elsewhere = has_equality.copy()
     if groups and last is not None:
         marks = {delete_file.name for delete_file in version.deletes}
         for layer in last.layers:
             if not marks.issuperset(layer.segment.marks):
                 continue  # the layer lacks rows that this version still has
             numbers = layer.segment.files.states.find(files.states)
-            is_inside = by_value & ~is_fetched & (numbers >= 0)
+            is_inside = has_equality & ~is_fetched & (numbers >= 0)
             is_inside[is_inside] = layer.ranks[numbers[is_inside]] >= 0
             for group, places in groups:
                 is_inside[places] &= files.sequences[places] >= _last_lacking(layer.segment, group)
             in_layers.append((layer.segment, numbers, is_inside))
-            elsewhere &= ~is_inside
-    is_read = elsewhere | (files.has_deletes & ~by_value)
+            is_elsewhere &= ~is_inside
+    is_read = is_elsewhere | (files.has_deletes & ~has_equality)
     positions = scan.read_deleted(table, files.take(np.flatnonzero(is_read)))
     for segment, numbers, is_inside in in_layers:
         with_deletes = files.take(np.flatnonzero(is_inside & files.has_deletes))
         by_position = [dataclasses.replace(file, equality=()) for file in with_deletes]
-        by_group = [(group, places[is_inside[places]]) for group, places in groups]
-        located = _locate_deleted(
-            scan, table, segment, [(group, numbers[some], files.sequences[some]) for group, some in by_group]
-        )
-        positions |= merge_positions(scan.read_deleted(table, by_position), located)
+        places_in_segment = [(group, places[is_inside[places]]) for group, places in groups]
+        group_files = [(group, numbers[places], files.sequences[places]) for group, places in places_in_segment]
+        located_rows = _locate_deleted(scan, table, segment, group_files)
+        positions |= merge_positions(scan.read_deleted(table, by_position), located_rows)
     return positions
 
 
@@ -197,7 +196,7 @@ def _locate_deleted(
 ) -> dict[str, Numbers]:
     """For each file in a segment, by URL, the positions of the rows that equality deletes delete, if the segment still has these rows.
 
-    `groups`: (deletes, the numbers in the segment of the files that they concern, the sequence numbers of these files).
+    `groups`: (deletes, the numbers in the segment of the files to which they apply, the sequence numbers of these files).
     """
     marks = {*segment.marks}
     is_deleted = np.zeros(int(segment.file_starts[-1]), np.bool_)
@@ -205,13 +204,13 @@ def _locate_deleted(
         new = tuple(delete_file for delete_file in group.files if delete_file.name not in marks)
         if not new or not len(numbers):
             continue
-        sequences = np.full(len(segment.files), np.iinfo(np.int64).max)  # other files are not concerned
+        sequences = np.full(len(segment.files), np.iinfo(np.int64).max)  # the deletes do not apply to other files
         sequences[numbers] = file_sequences
         for values in scan.deleted_values(table, EqualityGroup(new)):
             for rows, highest in _match_rows(segment, values):
                 ordinals = segment.ordinals[rows].astype(np.int64)
-                places = np.searchsorted(segment.file_starts, ordinals, "right") - 1
-                is_deleted[ordinals[highest > sequences[places]]] = True
+                row_files = np.searchsorted(segment.file_starts, ordinals, "right") - 1
+                is_deleted[ordinals[highest > sequences[row_files]]] = True
     deleted = np.flatnonzero(is_deleted)
     bounds = np.searchsorted(deleted, segment.file_starts)
     return {
@@ -651,7 +650,7 @@ class SnapshotLoader:
         numbers = dict(zip(load.fetched, fetched_numbers.tolist(), strict=True))
         units: dict[int, list[tuple[int, int]]] = {number: [] for number in numbers.values()}
         # Parts of the segment's list of files: (positions in `places`, the files).
-        described: list[tuple[Numbers, SegmentFiles]] = []
+        file_lists: list[tuple[Numbers, SegmentFiles]] = []
         memory_bytes, threads = self._memory_bytes(), _threads()
         builder = SegmentBuilder(
             schema, load.layout.keys, seed, lambda size: self.disk.reserve(size, load.room), memory_bytes, threads
@@ -669,9 +668,9 @@ class SnapshotLoader:
 
         with contextlib.closing(builder):
             for layer in load.select_layers(places):
-                copied = layer.segment.files.take(np.flatnonzero(layer.ranks >= 0))
-                described.append((layer.ranks[layer.ranks >= 0], copied))
-                size = int(copied.states.sizes.sum())
+                copied_files = layer.segment.files.take(np.flatnonzero(layer.ranks >= 0))
+                file_lists.append((layer.ranks[layer.ranks >= 0], copied_files))
+                size = int(copied_files.states.sizes.sum())
                 names = [name for name in schema.names if name in layer.segment.schema.names]
                 share = size / total / max(layer.visible_rows, 1)
 
@@ -695,11 +694,11 @@ class SnapshotLoader:
                     units[number].append((unit.middle, rows))
                     progress.read(unit.bytes)
             # If the version names a file twice, the last place gets the rows. The others get an entry without rows.
-            described_numbers = np.concatenate([*(some for some, _ in described), np.array([*units], np.int64)])
-            units |= {number: [] for number in np.delete(np.arange(len(states)), described_numbers).tolist()}
+            listed_numbers = np.concatenate([*(some for some, _ in file_lists), np.array([*units], np.int64)])
+            units |= {number: [] for number in np.delete(np.arange(len(states)), listed_numbers).tolist()}
             read_numbers = np.array([*units], np.int64)
-            described.append((read_numbers, SegmentFiles.from_units(states.take(read_numbers), [*units.values()])))
-            files = SegmentFiles.merge(described)
+            file_lists.append((read_numbers, SegmentFiles.from_units(states.take(read_numbers), [*units.values()])))
+            files = SegmentFiles.merge(file_lists)
             progress.all_read()
             writer = builder.finish(
                 lambda sizes: self.disk.create_segment(sizes, load.room), files.rows, strict, progress.report_written

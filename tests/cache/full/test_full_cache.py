@@ -118,6 +118,21 @@ def test_what_a_change_makes_of_the_layers(directory: Path, cache_dir: Path) -> 
     assert table.versions(0, 500) == [10, 10]
 
 
+def test_a_record_of_another_release_is_replaced(directory: Path, cache_dir: Path) -> None:
+    """A process that cannot read the record of a snapshot's version writes it anew, so the next process can."""
+    table = Table(directory, cache_dir, FULL)
+    table.warm()
+    latest = table.full._stored.state().latest
+    assert latest is not None
+    table.full.disk.replace_record("snapshot", f"{table.full.key}-{latest.digest}", {"of": "another release"})
+    failures = [table.metric("cacheFailureCount")]
+    for _ in range(2):
+        process = Table(directory, cache_dir, FULL)
+        assert process.versions(3) == [1]
+        failures.append(process.metric("cacheFailureCount"))
+    assert (failures[1] > 0, failures[2]) == (True, 0)
+
+
 def test_many_small_changes_write_few_rows(directory: Path, cache_dir: Path) -> None:
     """Instead of a fourth overlay, a reload rewrites the last one, and those before it that have less than four times the rows after them."""
     table = Table(directory, cache_dir, FULL)
