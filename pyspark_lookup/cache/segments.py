@@ -393,6 +393,12 @@ class Segment:
             if keyed:
                 self._check_first(Keys([column.slice(0, 1) for column in stored]))
 
+    def locate_in_files(self, rows: Numbers) -> tuple[Numbers, Numbers]:
+        """(for each row the number of its file, for each row its position in the file). `rows`: numbers of rows."""
+        ordinals = self.ordinals[rows].astype(np.int64)
+        files = np.searchsorted(self.file_starts, ordinals, "right") - 1
+        return files, ordinals - self.file_starts[files]
+
     def _check_columns(self, regions: Mapping[str, memoryview]) -> None:
         """Raise ValueError or KeyError unless the streams of each column exist and have the right sizes. A checksum protects their contents."""
         if len(set(self.schema.names)) < len(self.schema) or not set(self.keys) <= set(self.schema.names):

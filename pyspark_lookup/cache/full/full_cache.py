@@ -734,9 +734,11 @@ class FullCache:
             layout = self.layout_of(version)
             share = None if state.refused is None else state.refused.wanted / state.refused.of_bytes
             layers: tuple[StoredLayer, ...] | None = None
+            # No record of the version may be left, although its layers are.
+            before = None if last is None or state.latest is None else self._stored.version(state.latest)
             try:
-                layers = self._load_changes(state, selected_version, layout, last, report) or self.loader.load(
-                    selected_version, layout, last, stored, report, share
+                layers = self._load_changes(state, selected_version, layout, last, before, report) or self.loader.load(
+                    selected_version, layout, last, stored, self._choose(before) if before else None, report, share
                 )
             except CacheFullError:
                 if last is None:
@@ -745,7 +747,7 @@ class FullCache:
             if layers is None:  # unmap the current snapshot, so that it can be evicted, unless a query is reading it
                 unchanged = last = None
                 self._stored.forget()
-                layers = self.loader.load(selected_version, layout, None, (), report, share)
+                layers = self.loader.load(selected_version, layout, None, (), None, report, share)
             self.context.metrics.inc("snapshotBuildCount")
             return self._stored.add(version, layers)
 
@@ -763,17 +765,22 @@ class FullCache:
         return read_with_restarts(self.table, first, load, renew)[0]
 
     def _load_changes(
-        self, state: State, version: TableVersion, layout: Layout, last: Snapshot | None, report: Progress
+        self,
+        state: State,
+        version: TableVersion,
+        layout: Layout,
+        last: Snapshot | None,
+        before: TableVersion | None,
+        report: Progress,
     ) -> tuple[StoredLayer, ...] | None:
         """The layers of a version, made from the latest ones and the rows of the keys that have changed; None if the table must be read as a whole.
 
         If the version was loaded some time before the latest one, the table was set back. Then rows may be older than those of both, and
         nobody can be asked for the changes.
         """
-        if last is None or state.latest is None or not self.loader.scan.tells_changes or version.digest in state.known:
+        if last is None or state.latest is None or before is None:
             return None
-        before = self._stored.version(state.latest)
-        if before is None:
+        if not self.loader.scan.tells_changes or version.digest in state.known:
             return None
         return self.loader.load_changes(version, layout, last, state.latest.layers, before, report)
 
@@ -793,8 +800,9 @@ class FullCache:
         if self.loader.scan.tells_changes:
             layers = self.loader.merge_layers(version, layout, latest)
         else:
+            last = state.latest.layers
             layers = self.loader.load(
-                selected_version, layout, latest, state.latest.layers, lambda done, total: None, compact=True
+                selected_version, layout, latest, last, selected_version, lambda done, total: None, compact=True
             )
         snapshot, stored = self._stored.add(version, layers)
         self._build_indexes(snapshot)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import os
 import random
 import threading
@@ -22,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.cache.full.snapshot import Layer, Marks, Snapshot, deleted_rows
+from pyspark_lookup.cache.full.snapshot import Layer, Marks, Snapshot
 from pyspark_lookup.cache.segments import (
     HELD_AT_MOST,
     ROW_BITS,
@@ -59,7 +58,7 @@ from pyspark_lookup.scan.table_scan import (
 )
 from pyspark_lookup.storage.disk import Disk, ReservedFile, SegmentWriter, key_of
 from pyspark_lookup.storage.stores import EqualityGroup, FileVersion
-from pyspark_lookup.versions.file_columns import ColumnFiles, FileStates
+from pyspark_lookup.versions.file_columns import ColumnFiles
 from pyspark_lookup.versions.model import Table, TableVersion, file_sizes
 
 PlacedUnit = tuple[PreparedUnit, int]
@@ -142,42 +141,84 @@ def read_live_rows(
 # --- rows that are deleted by their values --------------------------------------------------------
 
 
-def read_deleted(
-    scan: TableScan, table: Table, version: TableVersion, last: Snapshot | None, is_fetched: Numbers
-) -> dict[str, Numbers]:
-    """For each file with deleted rows, by URL, the positions of these rows. Deleted rows that the snapshot `last` does not have may be left out.
+@dataclasses.dataclass(frozen=True)
+class SharedDeletes:
+    """Which deletes of a version also delete rows in `before`, the version of the latest layers.
 
-    Equality deletes are compared with the rows of `last`, the latest snapshot, so that its data files are not read again. `is_fetched`: for each
-    file, whether its rows are read from the store although `last` has them.
+    `names`: the names of the deletes of `before`. `is_kept`: for each file of the version, whether all rows are deleted that `before` deletes in
+    it. `may_differ`: for each file, whether it may have position deletes that it does not have in `before`.
+    """
+
+    names: frozenset[str]
+    is_kept: Numbers
+    may_differ: Numbers
+
+    @classmethod
+    def compare(cls, version: TableVersion, before: TableVersion | None) -> SharedDeletes:
+        """The shared deletes of `version` and `before`; no deletes if `before` is None.
+
+        A file that was removed and added again counts as another file. If deletes apply by sequence numbers, the number is in its identity.
+        """
+        files = ColumnFiles.from_files(version.files)
+        if before is None:
+            return cls(frozenset(), np.zeros(len(files), np.bool_), np.ones(len(files), np.bool_))
+        names = {deletes.name for deletes in version.deletes}
+        gone = [deletes for deletes in before.deletes if deletes.name not in names]
+        may_differ = np.ones(len(files), np.bool_)
+        if all(deletes.keys is None for deletes in (*gone, *files.deletes)):  # deletes with keys are not in `row_names`
+            may_differ = np.isin(files.order, files.difference(ColumnFiles.from_files(before.files)).order)
+        is_kept = ~may_differ if gone else np.ones(len(files), np.bool_)
+        return cls(frozenset(deletes.name for deletes in before.deletes), is_kept, may_differ)
+
+
+def read_deleted(
+    scan: TableScan,
+    table: Table,
+    version: TableVersion,
+    last: Snapshot | None,
+    shared: SharedDeletes,
+    is_fetched: Numbers,
+) -> dict[str, Numbers]:
+    """For each file with deleted rows, by URL, the positions of these rows. Rows may be left out that the snapshot `last` lacks, or that it marks
+    as deleted in a file that keeps all its deleted rows.
+
+    Equality deletes are compared with the rows of `last`, the latest snapshot, so that its data files are not read again. `shared`: the deletes
+    that `version` and the version of `last` share. `is_fetched`: for each file, whether its rows are read from the store although `last` has them.
     """
     files = ColumnFiles.from_files(version.files)
     groups = files.find_equality_places()
-    has_equality = np.zeros(len(files), np.bool_)
+    is_elsewhere = files.has_deletes.copy()
     for _, places in groups:
-        has_equality[places] = True
+        is_elsewhere[places] = True
     in_layers: list[tuple[Segment, Numbers, Numbers]] = []
-    is_elsewhere = has_equality.copy()
-    if groups and last is not None:
-        marks = {delete_file.name for delete_file in version.deletes}
+    if last is not None and is_elsewhere.any():
+        marks = {deletes.name for deletes in version.deletes}
         for layer in last.layers:
             if not marks.issuperset(layer.segment.marks):
                 continue  # the layer lacks rows that this version still has
             numbers = layer.segment.files.states.find(files.states)
-            is_inside = has_equality & ~is_fetched & (numbers >= 0)
+            is_inside = is_elsewhere & ~is_fetched & (numbers >= 0)
             is_inside[is_inside] = layer.ranks[numbers[is_inside]] >= 0
             for group, places in groups:
                 is_inside[places] &= files.sequences[places] >= _last_lacking(layer.segment, group)
             in_layers.append((layer.segment, numbers, is_inside))
             is_elsewhere &= ~is_inside
-    is_read = is_elsewhere | (files.has_deletes & ~has_equality)
-    positions = scan.read_deleted(table, files.take(np.flatnonzero(is_read)))
+    positions = scan.read_deleted(table, files.take(np.flatnonzero(is_elsewhere)))
     for segment, numbers, is_inside in in_layers:
-        with_deletes = files.take(np.flatnonzero(is_inside & files.has_deletes))
-        by_position = [dataclasses.replace(file, equality=()) for file in with_deletes]
-        places_in_segment = [(group, places[is_inside[places]]) for group, places in groups]
-        group_files = [(group, numbers[places], files.sequences[places]) for group, places in places_in_segment]
-        located_rows = _locate_deleted(scan, table, segment, group_files)
-        positions |= merge_positions(scan.read_deleted(table, by_position), located_rows)
+        for is_compared, known in (
+            (is_inside & shared.is_kept, shared.names),
+            (is_inside & ~shared.is_kept, frozenset(segment.marks)),
+        ):
+            with_deletes = files.take(np.flatnonzero(is_compared & files.has_deletes & shared.may_differ))
+            by_position = [
+                dataclasses.replace(file, deletes=new, equality=())
+                for file in with_deletes
+                if (new := tuple(deletes for deletes in file.deletes if deletes.name not in known))
+            ]
+            compared_places = [(group, places[is_compared[places]]) for group, places in groups]
+            group_files = [(group, numbers[places], files.sequences[places]) for group, places in compared_places]
+            located_rows = _locate_deleted(scan, table, segment, known, group_files)
+            positions |= merge_positions(scan.read_deleted(table, by_position), located_rows)
     return positions
 
 
@@ -192,24 +233,32 @@ def _last_lacking(segment: Segment, group: EqualityGroup) -> int:
 
 
 def _locate_deleted(
-    scan: TableScan, table: Table, segment: Segment, groups: Iterable[tuple[EqualityGroup, Numbers, Numbers]]
+    scan: TableScan,
+    table: Table,
+    segment: Segment,
+    known: frozenset[str],
+    groups: Iterable[tuple[EqualityGroup, Numbers, Numbers]],
 ) -> dict[str, Numbers]:
-    """For each file in a segment, by URL, the positions of the rows that equality deletes delete, if the segment still has these rows.
+    """For each file in a segment, by URL, the positions of the rows that equality deletes delete, if the segment has these rows.
 
-    `groups`: (deletes, the numbers in the segment of the files to which they apply, the sequence numbers of these files).
+    `known`: the names of deletes that are left out. `groups`: (deletes, the numbers in the segment of the files to which they apply, the
+    sequence numbers of these files).
     """
-    marks = {*segment.marks}
+    new_deletes = [
+        (new, numbers, file_sequences)
+        for group, numbers, file_sequences in groups
+        if len(numbers) and (new := tuple(deletes for deletes in group.files if deletes.name not in known))
+    ]
+    if not new_deletes:
+        return {}
     is_deleted = np.zeros(int(segment.file_starts[-1]), np.bool_)
-    for group, numbers, file_sequences in groups:
-        new = tuple(delete_file for delete_file in group.files if delete_file.name not in marks)
-        if not new or not len(numbers):
-            continue
+    for new, numbers, file_sequences in new_deletes:
         sequences = np.full(len(segment.files), np.iinfo(np.int64).max)  # the deletes do not apply to other files
         sequences[numbers] = file_sequences
         for values in scan.deleted_values(table, EqualityGroup(new)):
             for rows, highest in _match_rows(segment, values):
-                ordinals = segment.ordinals[rows].astype(np.int64)
-                row_files = np.searchsorted(segment.file_starts, ordinals, "right") - 1
+                row_files, row_positions = segment.locate_in_files(rows)
+                ordinals = segment.file_starts[row_files] + row_positions
                 is_deleted[ordinals[highest > sequences[row_files]]] = True
     deleted = np.flatnonzero(is_deleted)
     bounds = np.searchsorted(deleted, segment.file_starts)
@@ -284,13 +333,12 @@ class StoredLayer:
     """A layer on disk. `name`: the name of the segment with the layer's rows. `deleted`: the name of the segment that marks deleted rows; None: no row
     is deleted.
 
-    `gone`: the numbers of the layer's files that are not in the version. `marked`: a digest of the deleted rows of the other files.
+    `gone`: the numbers of the layer's files that are not in the version.
     """
 
     name: str
     deleted: str | None
     gone: tuple[int, ...]
-    marked: str = ""
 
 
 def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Snapshot | None:
@@ -345,17 +393,9 @@ def _count_kept(last: Snapshot) -> int:
     return kept
 
 
-def _with_marks(layer: Layer, rows: Numbers) -> Marks | None:
-    """The deleted rows of a layer if `rows` are deleted, too."""
-    if not len(rows):
-        return layer.deleted
-    marks = Marks.from_rows(rows, layer.segment.rows)
-    return marks if layer.deleted is None else Marks(marks.bits | layer.deleted.bits)
-
-
 def name_layers(stored: Sequence[StoredLayer]) -> str:
     """A name of exactly these layers: with other rows, they have another name."""
-    return key_of(*(part for layer in stored for part in (layer.name, layer.deleted, layer.gone, layer.marked)))
+    return key_of(*(part for layer in stored for part in (layer.name, layer.deleted, layer.gone)))
 
 
 def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Marks | None:
@@ -392,20 +432,23 @@ class SnapshotLoader:
         layout: Layout,
         last: Snapshot | None,
         stored: Sequence[StoredLayer],
+        before: TableVersion | None,
         progress: Progress,
         share: float | None = None,
         compact: bool = False,
     ) -> tuple[StoredLayer, ...]:
         """Write the layers of exactly `version` to disk, and return them. Reuses the latest layers: `last`, mapped, and `stored`, on disk.
 
+        `before`: the version of the latest layers; None: not known. Then deletes since these layers were written are compared with all rows again.
         `share`: about how many bytes a snapshot takes for each byte of its files; None: it is estimated. `compact`: write a single base.
         Raises SourceChangedError if a file was replaced or removed, SchemaError, UfsError, CacheFullError if the cache directory's budget has
         no room for the layers (before anything is read, if an estimate shows this), or another OSError if the directory cannot be written.
         """
         is_outdated = self._find_outdated(version, layout, last)
         reusable = last if last is not None and is_source(last.schema, layout.columns) else None
-        deleted = read_deleted(self.scan, self.table, version, reusable, is_outdated)
-        load = _Load(version, layout, last, deleted, progress, is_outdated)
+        shared = SharedDeletes.compare(version, None if last is None else before)
+        deleted = read_deleted(self.scan, self.table, version, reusable, shared, is_outdated)
+        load = _Load(version, layout, last, deleted, shared.is_kept, progress, is_outdated)
         small = last is not None and not compact and load.is_small(last)
         file_bytes = max(sum(file.size for file in load.fetched) if small else version.bytes, 1)
         size = self.estimate(version, layout, file_bytes, share if last is None else bytes_per_file_byte(last))
@@ -451,11 +494,11 @@ class SnapshotLoader:
         merged = last.layers[_count_kept(last) :]
         probed = Keys([one_array(column) for column in changed.keys.columns])
         hashes = probed.hashes(last.seed)
-        marks = [_with_marks(layer, layer.segment.probe(probed, hashes).rows) for layer in last.layers]
+        marks = [layer.with_deleted(layer.segment.probe(probed, hashes).rows) for layer in last.layers]
         size = 2 * rows.nbytes + sum(layer.segment.bytes for layer in merged) + _MIB
         with contextlib.closing(self.disk.reserve_room(size)) as room:
             layers = [
-                self._keep_marked(room, old, layer, layer_marks)
+                self._keep(room, old, layer, layer_marks, old.gone)
                 for old, layer, layer_marks in zip(stored, last.layers, marks, strict=True)
                 if layer not in merged
             ]
@@ -498,15 +541,23 @@ class SnapshotLoader:
                     return (self._write_rows(room, layout, seed, file, file.identity, rows, last.layers, strict),)
         raise AssertionError("the last attempt accepts any seed")
 
-    def _keep_marked(self, room: ReservedFile, stored: StoredLayer, layer: Layer, marks: Marks | None) -> StoredLayer:
-        """A layer of the latest snapshot with other deleted rows."""
-        if marks is None or marks is layer.deleted:
-            return stored
+    def _keep(
+        self,
+        room: ReservedFile | None,
+        stored: StoredLayer,
+        layer: Layer,
+        marks: Marks | None,
+        gone_files: tuple[int, ...],
+    ) -> StoredLayer:
+        """A layer of the latest snapshot with other deleted rows (`marks`) and other files that are gone (their numbers)."""
+        if marks is None:
+            return StoredLayer(stored.name, None, gone_files)
+        if layer.deleted is not None and np.array_equal(marks.bits, layer.deleted.bits):
+            return StoredLayer(stored.name, stored.deleted, gone_files)
         writer = self.disk.create_segment({"deleted": len(marks.bits)}, room)
         with contextlib.closing(writer):
             writer.append("deleted", marks.bits)
-            name = self._publish(writer, {})
-            return StoredLayer(stored.name, name, stored.gone, name)
+            return StoredLayer(stored.name, self._publish(writer, {}), gone_files)
 
     def _write_rows(
         self,
@@ -608,29 +659,16 @@ class SnapshotLoader:
         If it would be the fourth overlay, it also gets the rows of one or more of the other three, and replaces them.
         """
         layer_numbers = range(_count_kept(last) if load.fetched else len(last.layers))
-        layers = [
-            self._keep(load, last.layers[n].segment, stored[n], load.ranks[n])
-            for n in layer_numbers
-            if n == 0 or (load.ranks[n] >= 0).any()
-        ]
+        layers = []
+        for n in layer_numbers:
+            layer, ranks = last.layers[n], load.ranks[n]
+            if n == 0 or (ranks >= 0).any():
+                marks, gone_files = load.find_deleted(n, ranks), tuple(np.flatnonzero(ranks < 0).tolist())
+                layers.append(self._keep(load.room, stored[n], layer, marks, gone_files))
         places = np.flatnonzero(~np.isin(load.layer_numbers, layer_numbers))
         if len(places):
             layers.append(self._write(load, places, last.seed, True))
         return tuple(layers)
-
-    def _keep(self, load: _Load, segment: Segment, stored: StoredLayer, ranks: Numbers) -> StoredLayer:
-        """A layer of the latest snapshot as a layer of the new one: the same segment, with the rows marked that are deleted now."""
-        gone_files = tuple(np.flatnonzero(ranks < 0).tolist())
-        marked = _digest(segment.files.states, ranks, load.deleted)
-        if (gone_files, marked) == (stored.gone, stored.marked):
-            return stored
-        marks = deleted_rows(segment, ranks, load.deleted)
-        if marks is None:
-            return StoredLayer(stored.name, None, gone_files, marked)
-        writer = self.disk.create_segment({"deleted": len(marks.bits)}, load.room)
-        with contextlib.closing(writer):
-            writer.append("deleted", marks.bits)
-            return StoredLayer(stored.name, self._publish(writer, {}), gone_files, marked)
 
     def _publish(self, writer: SegmentWriter, meta: Mapping[str, Any]) -> str:
         """Write the footer of a segment, and then show the segment to other processes. Returns its name."""
@@ -706,7 +744,7 @@ class SnapshotLoader:
         with contextlib.closing(writer):
             write_file_list(writer, files)
             name = self._publish(writer, {**builder.meta, "marks": load.marks})
-        return StoredLayer(name, None, (), _digest(states, np.arange(len(states)), load.deleted))
+        return StoredLayer(name, None, ())
 
     def _memory_bytes(self) -> int:
         return _memory_bytes() if self.memory_bytes is None else self.memory_bytes
@@ -748,8 +786,8 @@ class _Load:
     `layer_numbers`: for each file, the number of the layer that has it (-1: none has it). `numbers`: for each file, its number among the files
     of this layer (-1: no layer has it). `ranks`: for each layer, the position in the version of each of its files (-1: the file is not in the
     version). `fetched`: the files to read from the store, because no layer has all their rows and columns. `deleted`: the deleted rows of files,
-    by URL. `marks`: the names of the deletes that delete them. `room`: the part of the budget that is reserved for the load. The argument
-    `is_outdated`: what `SnapshotLoader._find_outdated` returns.
+    by URL. `marks`: the names of the deletes that delete them. `room`: the part of the budget that is reserved for the load. The arguments
+    `is_kept`: as in `SharedDeletes`; `is_outdated`: what `SnapshotLoader._find_outdated` returns.
 
     If a column's type in the layers does not widen to the current type, the layers count as empty: their values differ from those of the
     files. For instance, all values of a partition column were numbers, and now one of them is text.
@@ -761,6 +799,7 @@ class _Load:
         layout: Layout,
         last: Snapshot | None,
         deleted: Mapping[str, Numbers],
+        is_kept: Numbers,
         progress: Progress,
         is_outdated: Numbers,
     ) -> None:
@@ -774,6 +813,8 @@ class _Load:
         self.files = files = ColumnFiles.from_files(version.files)
         self.layer_numbers, self.numbers = np.full(len(files), -1), np.full(len(files), -1)
         self.ranks = [np.full(len(layer.segment.files), -1, np.int64) for layer in self._layers]
+        # For each file of each layer, whether the rows that the layer marks as deleted are deleted in the version, too.
+        self._keeps_marks = [np.ones(len(layer.segment.files), np.bool_) for layer in self._layers]
         self._gone_bytes = 0
         is_usable = last is not None and is_source(last.schema, layout.columns)
         for layer_number, layer in enumerate(self._layers):
@@ -785,6 +826,7 @@ class _Load:
             places = np.flatnonzero(is_inside)
             self.layer_numbers[places], self.numbers[places] = layer_number, numbers[places]
             self.ranks[layer_number][numbers[places]] = places
+            self._keeps_marks[layer_number][numbers[places]] = is_kept[places]
             is_gone = (layer.ranks >= 0) & (self.ranks[layer_number] < 0)
             self._gone_bytes += int(layer.segment.files.states.sizes[is_gone].sum())
         self.fetched = tuple(files.take(np.flatnonzero(self.layer_numbers < 0)))
@@ -794,6 +836,11 @@ class _Load:
         same_layout = last.schema.equals(self.layout.columns) and last.keys == self.layout.keys
         changed = sum(file.size for file in self.fetched) + self._gone_bytes
         return same_layout and changed <= _OVERLAY_SHARE * max(self.version.bytes, 1)
+
+    def find_deleted(self, layer_number: int, ranks: Numbers) -> Marks | None:
+        """Which rows of a layer are deleted, or in files without a rank; None if no row is. `ranks`: a rank for each of the layer's files."""
+        layer, keeps_marks = self._layers[layer_number], self._keeps_marks[layer_number]
+        return layer.without_marks(~keeps_marks & (layer.ranks >= 0)).find_deleted(ranks, self.deleted)
 
     def select_layers(self, places: Numbers) -> Iterator[Layer]:
         """The layers that have rows of the files at `places` in the version, with all other rows marked as deleted.
@@ -805,7 +852,7 @@ class _Load:
             ranks = np.full(len(layer.segment.files), -1, np.int64)
             ranks[self.numbers[places[positions]]] = positions
             if len(positions):
-                yield Layer(layer.segment, deleted_rows(layer.segment, ranks, self.deleted), ranks)
+                yield Layer(layer.segment, self.find_deleted(layer_number, ranks), ranks)
 
 
 def _has_all_rows(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers]) -> Numbers:
@@ -828,20 +875,6 @@ def _has_all_rows(segment: Segment, marks: Sequence[str], deleted: Mapping[str, 
     if len(has_rows):
         is_whole[has_rows] = np.logical_and.reduceat(is_present, segment.file_starts[has_rows])
     return is_whole
-
-
-def _digest(states: FileStates, ranks: Numbers, deleted: Mapping[str, Numbers]) -> str:
-    """A digest of the deleted rows of those files that have a rank; "" if none of their rows is deleted.
-
-    `deleted`: the positions of deleted rows, by URL.
-    """
-    numbers = states.find_urls(deleted).tolist()
-    digests = {
-        url: hashlib.sha256(rows.tobytes()).hexdigest()
-        for (url, rows), number in zip(deleted.items(), numbers, strict=True)
-        if number >= 0 and ranks[number] >= 0
-    }
-    return key_of(*(part for pair in sorted(digests.items()) for part in pair)) if digests else ""
 
 
 def _threads() -> int:

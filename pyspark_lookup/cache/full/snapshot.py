@@ -33,7 +33,7 @@ _FEW = 8  # up to this many rows are read faster value by value than by column
 _SELECTED_AT_ONCE = 16 * BATCH_ROWS  # so many rows of a layer are tested before those that are selected are returned
 _COMPACTION_SHARE = 0.25  # see `is_worth_compacting`
 _BITS_OF_BYTE = np.array([number.bit_count() for number in range(256)], np.uint8)
-_NEIGHBOURS = 6  # 2**6 neighbouring rows of a file share a mark in the first, rough search of `deleted_rows`
+_NEIGHBOURS = 6  # 2**6 neighbouring rows of a file share a mark in the first, rough search of `Layer.find_deleted`
 Ranges = Sequence[tuple[str, int, int]]
 """Parts of files, each as (URL, first byte, byte after the last). A part consists of the row groups whose middle byte is in it."""
 
@@ -83,6 +83,50 @@ class Layer:
     def visible_rows(self) -> int:
         return self.segment.rows - (0 if self.deleted is None else self.deleted.count)
 
+    def with_deleted(self, rows: Numbers) -> Marks | None:
+        """The layer's deleted rows if `rows` are deleted, too."""
+        if not len(rows):
+            return self.deleted
+        marks = Marks.from_rows(rows, self.segment.rows)
+        return marks if self.deleted is None else Marks(marks.bits | self.deleted.bits)
+
+    def without_marks(self, is_unmarked: Numbers) -> Layer:
+        """The layer without the marks of the rows of some files. `is_unmarked`: for each file, whether its rows lose their marks."""
+        if self.deleted is None or not is_unmarked.any():
+            return self
+        rows = np.flatnonzero(self.deleted.between(0, self.segment.rows))
+        rows = rows[~is_unmarked[self.segment.locate_in_files(rows)[0]]]
+        return Layer(self.segment, Marks.from_rows(rows, self.segment.rows) if len(rows) else None, self.ranks)
+
+    def find_deleted(self, ranks: Numbers, places: Mapping[str, Numbers]) -> Marks | None:
+        """Which rows of the layer's segment are deleted in another version; None if no row is.
+
+        Deleted are the rows that the layer marks, the rows of files that are not in the other version (rank -1), and the rows whose position in
+        their file is in `places` (by URL). `ranks`: the position of each of the layer's files in the other version.
+        """
+        segment = self.segment
+        is_gone = (ranks < 0) & (self.ranks >= 0) & (np.diff(segment.file_starts) > 0)
+        numbers = segment.files.states.find_urls(places)
+        positions = [
+            (number, rows)
+            for number, rows in zip(numbers.tolist(), places.values(), strict=True)
+            if number >= 0 and ranks[number] >= 0
+        ]
+        if (not is_gone.any() and not positions) or not segment.rows:
+            return self.deleted
+        marked = np.repeat(is_gone, segment.files.rows)
+        for number, rows in positions:
+            marked[segment.file_starts[number] + rows[: np.searchsorted(rows, segment.files.rows[number])]] = True
+        marked_blocks = np.logical_or.reduceat(marked, np.arange(0, len(marked), 1 << _NEIGHBOURS))
+        row_arrays = []
+        for start in range(0, segment.rows, BATCH_ROWS):
+            ordinals = segment.ordinals[start : start + BATCH_ROWS]
+            # Most batches have few deleted rows. They are first searched for in the small array of marked blocks, which stays in the
+            # processor's cache.
+            rows = np.flatnonzero(marked_blocks.take(ordinals >> _NEIGHBOURS, mode="wrap"))
+            row_arrays.append(start + rows[marked.take(ordinals[rows], mode="wrap")])
+        return self.with_deleted(np.concatenate(row_arrays))
+
     def pieces(self, names: Sequence[str], among: range) -> Iterator[tuple[list[pa.Array], Numbers]]:
         """The rows of a range that are not deleted, in batches: (their columns `names`, their positions)."""
         for start in among[::BATCH_ROWS]:
@@ -95,9 +139,7 @@ class Layer:
 
     def positions(self, rows: Numbers) -> Numbers:
         """The position of each row in the version, as a number: rank of its file << ROW_BITS | position in the file."""
-        ordinals = self.segment.ordinals[rows].astype(np.int64)
-        files = np.searchsorted(self.segment.file_starts, ordinals, "right") - 1
-        within = ordinals - self.segment.file_starts[files]
+        files, within = self.segment.locate_in_files(rows)
         return np.asarray((self.ranks[files].astype(np.uint64) << ROW_BITS) | within.astype(np.uint64))
 
 
@@ -234,31 +276,6 @@ class Snapshot:
                 for first in range(0, len(rows), BATCH_ROWS):
                     selected = rows[first : first + BATCH_ROWS]
                     yield len(selected), layer.segment.take(names, selected)
-
-
-def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]) -> Marks | None:
-    """Which rows of a segment are deleted; None if no row is.
-
-    Deleted are the rows of files that are not in the version (rank -1), and the rows whose position in their file is in `places` (by URL).
-    """
-    is_gone = (ranks < 0) & (np.diff(segment.file_starts) > 0)
-    numbers = segment.files.states.find_urls(places)
-    named = [(n, rows) for n, rows in zip(numbers.tolist(), places.values(), strict=True) if n >= 0 and ranks[n] >= 0]
-    if (not is_gone.any() and not named) or not segment.rows:
-        return None
-    marked = np.repeat(is_gone, segment.files.rows)
-    for number, rows in named:
-        marked[segment.file_starts[number] + rows[: np.searchsorted(rows, segment.files.rows[number])]] = True
-    marked_blocks = np.logical_or.reduceat(marked, np.arange(0, len(marked), 1 << _NEIGHBOURS))
-    row_arrays = []
-    for start in range(0, segment.rows, BATCH_ROWS):
-        ordinals = segment.ordinals[start : start + BATCH_ROWS]
-        # Most batches have few deleted rows. They are first searched for in the small array of marked blocks, which stays in the processor's
-        # cache.
-        rows = np.flatnonzero(marked_blocks.take(ordinals >> _NEIGHBOURS, mode="wrap"))
-        row_arrays.append(start + rows[marked.take(ordinals[rows], mode="wrap")])
-    deleted = np.concatenate(row_arrays)
-    return Marks.from_rows(deleted, segment.rows) if len(deleted) else None
 
 
 def _bounds(layer: Layer, ranges: Ranges) -> Numbers:

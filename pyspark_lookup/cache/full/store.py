@@ -198,7 +198,7 @@ def _parse_version(row: Any) -> StoredVersion:
 
 def _parse_layer(record: Any) -> StoredLayer:
     deleted = None if record["deleted"] is None else as_name(record["deleted"])
-    return StoredLayer(as_name(record["name"]), deleted, as_counts(record["gone"]), as_text(record["marked"]))
+    return StoredLayer(as_name(record["name"]), deleted, as_counts(record["gone"]))
 
 
 @dataclasses.dataclass(eq=False, repr=False)

@@ -9,6 +9,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pyspark_lookup import LookupTable
+from pyspark_lookup.scan.table_scan import Scan
 from tests.support.delta_tables import give_vectors, replay_files, write_vector, write_vectors
 from tests.support.fuzzing import by_day
 from tests.support.lake_tables import MODES, counting
@@ -84,6 +85,36 @@ def test_vectors_and_rewritten_files(remote: Remote) -> None:
     commit = (remote.local / "_delta_log" / f"{version:020}.json").stat().st_size
     assert (gets, size) == (1, commit)
     assert table.scan().num_rows == 49
+
+
+def test_a_full_cache_reads_only_vectors_that_changed(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reload reads the vectors of files whose vector has changed. If a file gets a smaller vector, or none, its rows are back."""
+    read_urls: list[str] = []
+
+    def read_deleted(self: Scan, table: Any, files: Any, read: Any = Scan.read_deleted) -> Any:
+        read_urls.extend(file.url for file in files if file.deletes)
+        return read(self, table, files)
+
+    def deleted_rows() -> set[int]:
+        return {*range(50), 100} - {*table.scan().column("id").to_pylist()}
+
+    monkeypatch.setattr(Scan, "read_deleted", read_deleted)
+    table = remote.open()
+    assert deleted_rows() == set()
+    adds = [*replay_files(remote.local, 5).values()][:4]
+    version = give_vectors(remote.local, adds, write_vectors(remote.local, [[0], [1], [2], [3]]))
+    remote.send()
+    assert (deleted_rows(), len(read_urls)) == ({0, 11, 22, 33}, 4)
+    for places, deleted in (([2, 5], {0, 11, 22, 25, 33}), ([5], {0, 11, 25, 33})):
+        read_urls.clear()
+        add = next(add for add in replay_files(remote.local, version).values() if add["path"] == adds[2]["path"])
+        version = give_vectors(remote.local, [add], [write_vector(remote.local, places, "u")])
+        remote.send()
+        assert (deleted_rows(), read_urls) == (deleted, [f"{remote.url}/{add['path']}"])
+    DeltaTable(str(remote.local)).restore(5)
+    remote.send()
+    read_urls.clear()
+    assert (deleted_rows(), read_urls) == (set(), [])
 
 
 def test_vectors_that_share_a_file(remote: Remote) -> None:

@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import Engine, event
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.storage.stores import local
+from pyspark_lookup.scan.table_scan import Scan
+from pyspark_lookup.storage.stores import EqualityGroup, local
 from pyspark_lookup.storage.ufs import Ufs
 from tests.support.fuzzing import by_day
 from tests.support.iceberg_definition import in_catalog, sql_catalog
@@ -186,6 +187,46 @@ def test_full_deletes_without_data_files(remote_v3: Remote, kind: str) -> None:
     assert counting(table, table.scan)[3] <= deletes[0]["file_size_in_bytes"] + metadata_bytes
     assert sorted(table.scan().column("id").to_pylist()) == [*range(FILES * 10), *range(1100, 1500)]
     assert (table.get(1050), len(table.get(1100))) == ([], 1)
+
+
+@pytest.mark.parametrize("kind", ["equality", "positions", "vector"])
+def test_a_full_cache_applies_only_new_deletes(remote_v3: Remote, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reload applies the deletes since the last version, whether the layers have rows that they delete or not. After a rollback, rows are back."""
+    applied: list[list[str]] = []
+
+    def read_deleted(self: Scan, table: Any, files: Any, read: Any = Scan.read_deleted) -> Any:
+        applied.extend([deletes.name for deletes in file.deletes] for file in files)
+        return read(self, table, files)
+
+    def deleted_values(self: Scan, table: Any, group: EqualityGroup, read: Any = Scan.deleted_values) -> Any:
+        applied.append([*group.names])
+        return read(self, table, group)
+
+    def delete(key: int) -> list[File]:
+        file = remote_v3.data_files()[key // 10].file
+        if kind == "equality":
+            return [remote_v3.table.equality([{"id": key}], ["id"])]
+        return (
+            [remote_v3.table.positions([(file, key % 10)])]
+            if kind == "positions"
+            else remote_v3.table.vectors([(file, [key % 10])])
+        )
+
+    monkeypatch.setattr(Scan, "read_deleted", read_deleted)
+    monkeypatch.setattr(Scan, "deleted_values", deleted_values)
+    table = remote_v3.open()
+    rows = FILES * 10
+    snapshots = []
+    for deleted in range(5):
+        assert table.scan().num_rows == rows - deleted
+        assert [len(names) for names in applied] == [1] * (deleted > 0)
+        applied.clear()
+        snapshots.append(remote_v3.commit(delete(11 * deleted)))
+    for number in (1, 3, 0):
+        remote_v3.table.set_current(snapshots[number])
+        remote_v3.send()
+        kept = {*range(rows)} - {11 * deleted for deleted in range(number + 1)}
+        assert {*table.scan().column("id").to_pylist()} == kept
 
 
 @pytest.mark.parametrize("mode", ["none", "partial"])
