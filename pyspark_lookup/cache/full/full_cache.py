@@ -728,14 +728,14 @@ class FullCache:
                 return unchanged, stored_version
             # Unmap all older snapshots, so that they can be evicted if room is needed.
             self._stored.forget(state.latest)
-            last = self._stored.map_compatible(state.latest, version)
+            # No record of the version may be left, although its layers are.
+            before = None if state.latest is None else self._stored.version(state.latest)
+            last = self._stored.map_compatible(state.latest, before, version)
             stored = state.latest.layers if state.latest is not None else ()
             # The whole version decides on the types of columns, even if the snapshot has only some of its partitions.
             layout = self.layout_of(version)
             share = None if state.refused is None else state.refused.wanted / state.refused.of_bytes
             layers: tuple[StoredLayer, ...] | None = None
-            # No record of the version may be left, although its layers are.
-            before = None if last is None or state.latest is None else self._stored.version(state.latest)
             try:
                 layers = self._load_changes(state, selected_version, layout, last, before, report) or self.loader.load(
                     selected_version, layout, last, stored, self._choose(before) if before else None, report, share

@@ -278,6 +278,9 @@ class StoredSnapshots:
 
     def version(self, stored: StoredVersion) -> TableVersion | None:
         """The version of a stored snapshot; None if no record of it is left."""
+        mapped_snapshot = self._find_open(stored)
+        if mapped_snapshot is not None:
+            return mapped_snapshot.version
         return self._read_version(stored) or self.find_version(stored.digest)
 
     def map(self, stored: StoredVersion | None) -> Snapshot | None:
@@ -286,16 +289,16 @@ class StoredSnapshots:
             return None
         return self._find_open(stored) or open_layers(self.disk, self.key, stored.layers)
 
-    def map_compatible(self, stored: StoredVersion | None, version: TableVersion) -> Snapshot | None:
+    def map_compatible(
+        self, stored: StoredVersion | None, before: TableVersion | None, version: TableVersion
+    ) -> Snapshot | None:
         """What `map` returns, but None if a column of the layers is another column in `version`, although it has the same name.
 
-        Also None if this is not known.
+        `before`: the version of `stored`. If it is not known, the result is None, too, unless columns of such tables are told apart by name.
         """
         layers = self.map(stored)
-        if stored is None or layers is None or not version.stored_columns:
+        if layers is None or not version.stored_columns:
             return layers
-        mapped_snapshot = self._find_open(stored)
-        before = mapped_snapshot.version if mapped_snapshot is not None else self._read_version(stored)
         if before is None:
             return None
         old_columns, new_columns = before.stored_columns, version.stored_columns
