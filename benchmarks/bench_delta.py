@@ -8,8 +8,8 @@ keys       10,000 keys, the same ones again, in NONE, PARTIAL and FULL, all warm
            the predicate `id IN (…)`.
 visible    a build of the FULL cache, and then how long until the first answer that has an append of 1 % (goal: 3 % of a build),
            and until 10,000 rows are gone that deletion vectors delete (goal: 1 %, and 0 bytes of data files).
-reload     a FULL cache of tables of 100 and of 10,000 files of two rows: how long until the first answer with the rows of a commit that
-           adds one file. Goal: at most twice as long with 10,000 files as with 100.
+reload     a FULL cache of tables of 100 and of 10,000 files of two rows, also with a deletion vector for each file: how long until the first
+           answer with the rows of a commit that adds one file. Goal: at most twice as long with 10,000 files as with 100.
 stream     a micro-batch of 10,000 rows joined to the table, beside the same stream joined to a broadcast of all the rows, which deltalake
            reads in each micro-batch.
 large      a table of 300,000 files with statistics of 100 columns (no data files; 650 MB of checkpoint): what a new host, a new process, a
@@ -97,9 +97,11 @@ def visible(table: Path, work: Path, rows: int, runs: int) -> None:
 
 
 def reload(work: Path, runs: int) -> None:
-    print("\n| files | a build, s | one more commit, median s | at most, s | CPU s |\n|---|---|---|---|---|")
-    for count in (100, 10_000):
-        path = work / f"t{count}"
+    print(
+        "\n| files | vectors | a build, s | one more commit, median s | at most, s | CPU s |\n|---|---|---|---|---|---|"
+    )
+    for count, has_vectors in itertools.product((100, 10_000), (False, True)):
+        path = work / f"t{count}-{has_vectors}"
         write_deltalake(str(path), _make_rows(0))
         table = DeltaTable(str(path))
 
@@ -108,9 +110,12 @@ def reload(work: Path, runs: int) -> None:
             table.create_write_transaction([_add_file(path, number) for number in numbers], "append", table.schema())
 
         commit(range(1, count))
-        table.update_incremental()
-        table.create_checkpoint()
-        reader = opened(path, work / f"host{count}", FULL)
+        if has_vectors:
+            delete_by_vectors(path, count)
+        else:
+            table.update_incremental()
+            table.create_checkpoint()
+        reader = opened(path, work / f"host{count}-{has_vectors}", FULL)
         start_s = time.perf_counter()
         reader.get(0)
         build_s, times, cpu = time.perf_counter() - start_s, [], []
@@ -121,7 +126,12 @@ def reload(work: Path, runs: int) -> None:
             times.append(time.perf_counter() - start_s)
             cpu.append(time.process_time() - cpu_s)
         numbers = build_s, statistics.median(times), max(times), statistics.median(cpu)
-        print(f"| {count:,} | " + " | ".join(f"{number:.3f}" for number in numbers) + " |", flush=True)
+        print(
+            f"| {count:,} | {'yes' if has_vectors else 'no'} | "
+            + " | ".join(f"{number:.3f}" for number in numbers)
+            + " |",
+            flush=True,
+        )
 
 
 def _make_rows(number: int) -> pa.Table:

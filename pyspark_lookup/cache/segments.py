@@ -366,8 +366,6 @@ class Segment:
             if meta.get(WITHOUT_FILES) is True
             else SegmentFiles.from_batch(open_batch(opened.regions[_FILES]))
         )
-        # The deletes that were applied when this segment was written: the segment lacks the rows that they delete.
-        self.marks = as_texts(meta.get("marks", ()))
         self._streams = {name: pa.py_buffer(region) for name, region in opened.regions.items()}
         self._dictionaries = {number: as_count(entries) for number, entries in meta["dictionaries"].items()}
         self._columns: dict[str, tuple[pa.Array, pa.Array | None]] = {}

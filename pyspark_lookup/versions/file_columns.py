@@ -80,7 +80,20 @@ class FileColumns(abc.ABC):
 
     def find_deletes(self, rows: Numbers) -> Iterable[Deletes]:
         """The position deletes that apply to the files at `rows`, each at least once."""
-        return (deletes for row in rows[self.has_deletes[rows]].tolist() for deletes in self.file(row).deletes)
+        return (deletes for row in rows[self.has_deletes[rows]].tolist() for deletes in self.deletes_of(row))
+
+    def deletes_of(self, row: int) -> tuple[Deletes, ...]:
+        """`FileVersion.deletes` of the file at a row."""
+        return self.file(row).deletes
+
+    def delete_names(self, rows: Numbers) -> pa.Array:
+        """The names of the position deletes that apply to the files at `rows`, each at least once."""
+        return pa.array([deletes.name for deletes in self.find_deletes(rows)], pa.string())
+
+    @property
+    def compares_all_deletes(self) -> bool:
+        """Whether `row_names` has all position deletes, because none has known keys."""
+        return True
 
     @property
     def sequences(self) -> Numbers:
@@ -373,6 +386,23 @@ class ColumnFiles(Sequence[FileVersion]):
         in_columns = self.columns.find_deletes(self.rows)
         of_others = (deletes for file in self._others for deletes in file.deletes)
         return tuple({deletes.name: deletes for deletes in (*in_columns, *of_others)}.values())
+
+    def deletes_of(self, place: int) -> tuple[Deletes, ...]:
+        """`FileVersion.deletes` of the file at a place."""
+        row = int(self.order[place])
+        return self.columns.deletes_of(row) if row >= 0 else self._others[-1 - row].deletes
+
+    @cached_property
+    def delete_names(self) -> pa.Array:
+        """The names of the position deletes that apply to the files, each at least once."""
+        names = [deletes.name for file in self.others for deletes in file.deletes]
+        return pa.concat_arrays([self.columns.delete_names(self.rows), pa.array(names, pa.string())])
+
+    @cached_property
+    def compares_all_deletes(self) -> bool:
+        """Whether `row_names` has all position deletes, because none has known keys."""
+        has_keys = any(deletes.keys is not None for file in self._others for deletes in file.deletes)
+        return self.columns.compares_all_deletes and not has_keys
 
     @cached_property
     def equality(self) -> tuple[EqualityGroup, ...]:

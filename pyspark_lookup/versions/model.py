@@ -566,12 +566,14 @@ class TableVersion:
         """The version as a JSON value. Without `statistics`, files in columns stay in columns, and their equality deletes lose their bounds."""
         if not statistics and isinstance(self.files, ColumnFiles):
             equality_deletes = {deletes.name: deletes for group in self.equality for deletes in group.files}
+            listed = listed_to_record(self.files)  # None unless they are files of a directory, which have no deletes
+            record, position_deletes = files_to_record(self.files) if listed is None else (listed, [])
             all_deletes: list[Deletes | EqualityDeletes] = [
-                *self.files.deletes,
+                *position_deletes,
                 *(deletes.without_bounds() for deletes in equality_deletes.values()),
             ]
             return {
-                "files": listed_to_record(self.files) or files_to_record(self.files),
+                "files": record,
                 "deletes": [deletes.to_json() for deletes in all_deletes],
                 "metadata": self.metadata.to_json() if self.metadata else None,
             }

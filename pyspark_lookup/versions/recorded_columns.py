@@ -124,6 +124,17 @@ class RecordedColumns(FileColumns):
     def has_deletes(self) -> Numbers:
         return np.array([bool(deletes) for deletes in self._deletes], np.bool_)[self._codes[1]]
 
+    def deletes_of(self, row: int) -> tuple[Deletes, ...]:
+        return self._deletes[int(self._codes[1][row])]
+
+    def delete_names(self, rows: Numbers) -> pa.Array:
+        codes = np.flatnonzero(np.bincount(self._codes[1][rows])).tolist()
+        return pa.array([deletes.name for code in codes for deletes in self._deletes[code]], pa.string())
+
+    @cached_property
+    def compares_all_deletes(self) -> bool:
+        return all(deletes.keys is None for some in self._deletes for deletes in some)
+
     def find_equality_rows(self) -> list[tuple[EqualityGroup, Numbers]]:
         rows = split_by_code(self._codes[2], len(self._equality))
         parts: dict[int, tuple[EqualityGroup, list[Numbers]]] = {}
@@ -137,14 +148,17 @@ class RecordedColumns(FileColumns):
         return [group for code in codes for group in self._equality[code]]
 
 
-def files_to_record(files: ColumnFiles) -> dict[str, Any]:
-    """The files of a version as a JSON value, without their statistics. Their deletes are named only."""
+def files_to_record(files: ColumnFiles) -> tuple[dict[str, Any], list[Deletes]]:
+    """(the files of a version as a JSON value, without their statistics, their position deletes, each once). The value only names deletes."""
     states = files.states
     partition_codes, partitions = files.partition_codes
-    deletes: dict[tuple[str, ...], int] = {(): 0}
+    numbers: dict[tuple[str, ...], int] = {(): 0}
+    deletes_by_name: dict[str, Deletes] = {}
     delete_codes = np.zeros(len(files), np.int32)
     for place in np.flatnonzero(files.has_deletes).tolist():
-        delete_codes[place] = deletes.setdefault(tuple(item.name for item in files[place].deletes), len(deletes))
+        named_deletes = {deletes.name: deletes for deletes in files.deletes_of(place)}
+        deletes_by_name.update(named_deletes)
+        delete_codes[place] = numbers.setdefault(tuple(named_deletes), len(numbers))
     # The groups that apply to a file become the digits of one number, so that `unique` finds the distinct combinations. There are at most two: the
     # group of all partitions, and that of the file's own.
     groups = files.find_equality_places()
@@ -164,14 +178,15 @@ def files_to_record(files: ColumnFiles) -> dict[str, Any]:
         pa.array(equality_codes, pa.int32()),
         as_array(files.sequences),
     ]
-    return {
+    record = {
         "columns": batch_to_text(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)),
         "partitions": partitions,
-        "deletes": [*deletes],
+        "deletes": [*numbers],
         "groups": [group.names for group, _ in groups],
         "equality": [[digit - 1 for digit in _split_digits(some, len(groups) + 1)] for some in combinations.tolist()],
         "stored": None if not files or files[0].columns is None else [column.to_json() for column in files[0].columns],
     }
+    return record, [*deletes_by_name.values()]
 
 
 def _split_digits(number: int, base: int) -> list[int]:

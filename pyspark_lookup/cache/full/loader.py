@@ -155,20 +155,24 @@ class SharedDeletes:
 
     @classmethod
     def compare(cls, version: TableVersion, before: TableVersion | None) -> SharedDeletes:
-        """The shared deletes of `version` and `before`; no deletes if `before` is None.
+        """The shared deletes of `version` and `before`. If `before` is None, they share none, and no file keeps its deleted rows.
 
         A file that was removed and added again counts as another file. If deletes apply by sequence numbers, the number is in its identity.
         """
         files = ColumnFiles.from_files(version.files)
+        is_kept, may_differ = np.ones(len(files), np.bool_), np.ones(len(files), np.bool_)
         if before is None:
-            return cls(frozenset(), np.zeros(len(files), np.bool_), np.ones(len(files), np.bool_))
-        names = {deletes.name for deletes in version.deletes}
-        gone = [deletes for deletes in before.deletes if deletes.name not in names]
-        may_differ = np.ones(len(files), np.bool_)
-        if all(deletes.keys is None for deletes in (*gone, *files.deletes)):  # deletes with keys are not in `row_names`
-            may_differ = np.isin(files.order, files.difference(ColumnFiles.from_files(before.files)).order)
-        is_kept = ~may_differ if gone else np.ones(len(files), np.bool_)
-        return cls(frozenset(deletes.name for deletes in before.deletes), is_kept, may_differ)
+            return cls(frozenset(), ~is_kept, may_differ)
+        old_files = ColumnFiles.from_files(before.files)
+        if files.compares_all_deletes and old_files.compares_all_deletes:
+            may_differ = np.isin(files.order, files.difference(old_files).order)
+        if not pc.all(pc.is_in(old_files.delete_names, value_set=files.delete_names)).as_py():
+            is_kept = ~may_differ
+        names = {name for group in version.equality for name in group.names}
+        old_deletes = {deletes.name: deletes.sequence for group in before.equality for deletes in group.files}
+        # A delete that is gone has deleted rows only in files with lower sequence numbers.
+        is_kept &= files.sequences >= max((old_deletes[name] for name in old_deletes.keys() - names), default=0)
+        return cls(frozenset([*old_files.delete_names.to_pylist(), *old_deletes]), is_kept, may_differ)
 
 
 def read_deleted(
@@ -192,12 +196,9 @@ def read_deleted(
         is_elsewhere[places] = True
     in_layers: list[tuple[Segment, Numbers, Numbers]] = []
     if last is not None and is_elsewhere.any():
-        marks = {deletes.name for deletes in version.deletes}
         for layer in last.layers:
-            if not marks.issuperset(layer.segment.marks):
-                continue  # the layer lacks rows that this version still has
             numbers = layer.segment.files.states.find(files.states)
-            is_inside = is_elsewhere & ~is_fetched & (numbers >= 0)
+            is_inside = is_elsewhere & shared.is_kept & ~is_fetched & (numbers >= 0)
             is_inside[is_inside] = layer.ranks[numbers[is_inside]] >= 0
             for group, places in groups:
                 is_inside[places] &= files.sequences[places] >= _last_lacking(layer.segment, group)
@@ -205,20 +206,16 @@ def read_deleted(
             is_elsewhere &= ~is_inside
     positions = scan.read_deleted(table, files.take(np.flatnonzero(is_elsewhere)))
     for segment, numbers, is_inside in in_layers:
-        for is_compared, known in (
-            (is_inside & shared.is_kept, shared.names),
-            (is_inside & ~shared.is_kept, frozenset(segment.marks)),
-        ):
-            with_deletes = files.take(np.flatnonzero(is_compared & files.has_deletes & shared.may_differ))
-            by_position = [
-                dataclasses.replace(file, deletes=new, equality=())
-                for file in with_deletes
-                if (new := tuple(deletes for deletes in file.deletes if deletes.name not in known))
-            ]
-            compared_places = [(group, places[is_compared[places]]) for group, places in groups]
-            group_files = [(group, numbers[places], files.sequences[places]) for group, places in compared_places]
-            located_rows = _locate_deleted(scan, table, segment, known, group_files)
-            positions |= merge_positions(scan.read_deleted(table, by_position), located_rows)
+        with_deletes = files.take(np.flatnonzero(is_inside & files.has_deletes & shared.may_differ))
+        by_position = [
+            dataclasses.replace(file, deletes=new, equality=())
+            for file in with_deletes
+            if (new := tuple(deletes for deletes in file.deletes if deletes.name not in shared.names))
+        ]
+        places_in_segment = [(group, places[is_inside[places]]) for group, places in groups]
+        group_files = [(group, numbers[places], files.sequences[places]) for group, places in places_in_segment]
+        located_rows = _locate_deleted(scan, table, segment, shared.names, group_files)
+        positions |= merge_positions(scan.read_deleted(table, by_position), located_rows)
     return positions
 
 
@@ -743,7 +740,7 @@ class SnapshotLoader:
             )
         with contextlib.closing(writer):
             write_file_list(writer, files)
-            name = self._publish(writer, {**builder.meta, "marks": load.marks})
+            name = self._publish(writer, builder.meta)
         return StoredLayer(name, None, ())
 
     def _memory_bytes(self) -> int:
@@ -786,8 +783,8 @@ class _Load:
     `layer_numbers`: for each file, the number of the layer that has it (-1: none has it). `numbers`: for each file, its number among the files
     of this layer (-1: no layer has it). `ranks`: for each layer, the position in the version of each of its files (-1: the file is not in the
     version). `fetched`: the files to read from the store, because no layer has all their rows and columns. `deleted`: the deleted rows of files,
-    by URL. `marks`: the names of the deletes that delete them. `room`: the part of the budget that is reserved for the load. The arguments
-    `is_kept`: as in `SharedDeletes`; `is_outdated`: what `SnapshotLoader._find_outdated` returns.
+    by URL. `room`: the part of the budget that is reserved for the load. The arguments `is_kept`: as in `SharedDeletes`; `is_outdated`: what
+    `SnapshotLoader._find_outdated` returns.
 
     If a column's type in the layers does not widen to the current type, the layers count as empty: their values differ from those of the
     files. For instance, all values of a partition column were numbers, and now one of them is text.
@@ -808,7 +805,6 @@ class _Load:
         self.deleted = deleted
         self.progress = progress
         self.room: ReservedFile | None = None
-        self.marks = [delete_file.name for delete_file in version.deletes]
         self._layers = last.layers if last is not None else ()
         self.files = files = ColumnFiles.from_files(version.files)
         self.layer_numbers, self.numbers = np.full(len(files), -1), np.full(len(files), -1)
@@ -818,11 +814,13 @@ class _Load:
         self._gone_bytes = 0
         is_usable = last is not None and is_source(last.schema, layout.columns)
         for layer_number, layer in enumerate(self._layers):
-            # A segment lacks the rows that were deleted when it was written. The version to load may be an older one, which has these rows.
-            has_rows = (layer.ranks >= 0) & _has_all_rows(layer.segment, self.marks, deleted)
             numbers = layer.segment.files.states.find(files.states)
             is_inside = (numbers >= 0) & ~is_outdated & is_usable
-            is_inside[is_inside] = has_rows[numbers[is_inside]]
+            is_inside[is_inside] = layer.ranks[numbers[is_inside]] >= 0
+            # A segment lacks the rows that were deleted when it was written. The version to load may be an older one, which has these rows.
+            is_unsure = is_inside & ~is_kept
+            if is_unsure.any():
+                is_inside[is_unsure] = _has_all_rows(layer.segment, deleted)[numbers[is_unsure]]
             places = np.flatnonzero(is_inside)
             self.layer_numbers[places], self.numbers[places] = layer_number, numbers[places]
             self.ranks[layer_number][numbers[places]] = places
@@ -855,13 +853,11 @@ class _Load:
                 yield Layer(layer.segment, self.find_deleted(layer_number, ranks), ranks)
 
 
-def _has_all_rows(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers]) -> Numbers:
+def _has_all_rows(segment: Segment, deleted: Mapping[str, Numbers]) -> Numbers:
     """For each file of a segment, whether the segment has all rows of the file that are not deleted in a version.
 
-    `marks`: the names of the version's deletes. `deleted`: the rows that they delete, by URL.
+    `deleted`: the positions of the version's deleted rows, by URL.
     """
-    if set(segment.marks) <= set(marks):
-        return np.ones(len(segment.files), np.bool_)
     # The version may delete the same rows by other delete files, because a compaction rewrites delete files. So rows are compared.
     is_present = np.zeros(int(segment.file_starts[-1]), np.bool_)
     for start in range(0, segment.rows, BATCH_ROWS):

@@ -369,10 +369,13 @@ class BaseFiles:
     def add(self, row: int) -> Add:
         """The `add` action of the file in a row."""
         values = [(stored, self.partition_values(stored)[row].as_py()) for stored in self.partition_columns]
-        descriptor = self._descriptors[row].as_py()
-        vector = None if descriptor is None else Vector(*json.loads(descriptor))
         sizes = int(self.sizes[row]), int(self.modified_ms[row])
-        return Add(self.paths[row].as_py(), tuple(sorted(values)), *sizes, self._statistics(row), vector)
+        return Add(self.paths[row].as_py(), tuple(sorted(values)), *sizes, self._statistics(row), self.vector(row))
+
+    def vector(self, row: int) -> Vector | None:
+        """The deletion vector of the file in a row; None if it has none."""
+        descriptor = self._descriptors[row].as_py()
+        return None if descriptor is None else Vector(*json.loads(descriptor))
 
     def _statistics(self, row: int) -> str | None:
         text_row = int(self._text_rows[row])

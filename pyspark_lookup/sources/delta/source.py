@@ -18,7 +18,7 @@ import random
 import re
 import struct
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -54,7 +54,7 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.catalogs import Authorisations, CatalogOptions, CatalogStore, replaced_table_error
 from pyspark_lookup.sources.credentials import CredentialOptions
-from pyspark_lookup.sources.delta.actions import Add, Key, Statistics, decode_path, is_absolute
+from pyspark_lookup.sources.delta.actions import Add, Key, Statistics, Vector, decode_path, is_absolute
 from pyspark_lookup.sources.delta.base_files import EXACT_DIGITS, ROUNDED_BITS, BaseFiles
 from pyspark_lookup.sources.delta.log import LOG_DIRECTORY, RESTORE_LOG, DeltaLog, RatifiedCommits
 from pyspark_lookup.sources.delta.state import DeltaState
@@ -258,6 +258,12 @@ def vector_url(table: str, storage: str, data: str) -> str | None:
         return data
     if storage != "u" or len(data) < _UUID_DIGITS:
         raise ValueError(f"a deletion vector has the unknown or malformed storageType {storage!r}")
+    return _vector_file_url(table, data)
+
+
+@functools.lru_cache(maxsize=1024)  # one file has the vectors of many data files
+def _vector_file_url(table: str, data: str) -> str:
+    """The URL of a file of vectors that has its random name, encoded, in `data`."""
     prefix, name = data[:-_UUID_DIGITS], uuid.UUID(bytes=decode_z85(data[-_UUID_DIGITS:]))
     return "/".join([table, *([prefix] if prefix else []), f"deletion_vector_{name}.bin"])
 
@@ -712,8 +718,19 @@ class DeltaFiles:
 
     def file(self, add: Add) -> FileVersion:
         """The file that an `add` action names. Raises DamagedFileError if its deletion vector is malformed."""
-        try:
+        with self._reporting_damage():
             return self._file(add, {})
+
+    def deletes_of(self, url: str, vector: Vector | None) -> tuple[DeletionVector, ...]:
+        """`FileVersion.deletes` of a file with a deletion vector. Raises DamagedFileError if the vector is malformed."""
+        with self._reporting_damage():
+            return _to_deletes(self.table_url, self._root, vector, url, self._url_of)
+
+    @contextlib.contextmanager
+    def _reporting_damage(self) -> Iterator[None]:
+        """Raise DamagedFileError instead of the errors of malformed actions."""
+        try:
+            yield
         except UNREADABLE as problem:
             redacted_path = redact("path", self._table.url)
             raise_ours(
@@ -740,7 +757,7 @@ class DeltaFiles:
                 (name, _add_zone(values.get(stored_name), self._schema.field(name).type))
                 for stored_name, name in self._partitions.items()
             ),
-            deletes=_to_deletes(self.table_url, self._root, add, url, self._url_of),
+            deletes=_to_deletes(self.table_url, self._root, add.vector, url, self._url_of),
             statistics=statistics,
             columns=self._columns,
         )
@@ -781,7 +798,13 @@ class DeltaColumns(FileColumns):
         return np.flatnonzero(is_live[self._rows])
 
     def file(self, row: int) -> FileVersion:
-        return self._files.file(self._base.add(row if self._rows is None else int(self._rows[row])))
+        return self._files.file(self._base.add(self._base_row(row)))
+
+    def deletes_of(self, row: int) -> tuple[DeletionVector, ...]:
+        return self._files.deletes_of(self.urls[row].as_py(), self._base.vector(self._base_row(row)))
+
+    def _base_row(self, row: int) -> int:
+        return row if self._rows is None else int(self._rows[row])
 
     def identities(self, rows: Numbers) -> pa.Array:
         return pa.repeat(self._files.identity, len(rows))
@@ -791,9 +814,17 @@ class DeltaColumns(FileColumns):
         has_vector = pc.not_equal(vectors, "")
         if not pc.any(has_vector).as_py():
             return urls
-        paths = pc.replace_substring_regex(urls, f"^{re.escape(self._files.table_url)}/", "")
-        with_vectors = pc.binary_join_element_wise(urls, pc.binary_join_element_wise(vectors, paths, "#"), "\0")
+        with_vectors = pc.binary_join_element_wise(urls, self._name_vectors(urls, vectors), "\0")
         return pc.if_else(has_vector, with_vectors, urls)
+
+    def _name_vectors(self, urls: pa.Array, vectors: pa.Array) -> pa.Array:
+        """`DeletionVector.name` of the vectors of some files. `vectors`: their unique ids."""
+        paths = pc.replace_substring_regex(urls, f"^{re.escape(self._files.table_url)}/", "")
+        return pc.binary_join_element_wise(vectors, paths, "#")
+
+    def delete_names(self, rows: Numbers) -> pa.Array:
+        rows = as_indices(rows[self.has_deletes[rows]])
+        return self._name_vectors(self.urls.take(rows), self._vectors.take(rows))
 
     @cached_property
     def has_deletes(self) -> Numbers:
@@ -855,9 +886,8 @@ def _add_zone(value: str | None, kind: pa.DataType) -> str | None:
 
 
 def _to_deletes(
-    table_url: str, root: str, add: Add, url: str, url_of: Callable[[str], str]
+    table_url: str, root: str, vector: Vector | None, url: str, url_of: Callable[[str], str]
 ) -> tuple[DeletionVector, ...]:
-    vector = add.vector
     if vector is None:
         return ()
     place = vector_url(root, vector.storage, vector.data)
