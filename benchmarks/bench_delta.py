@@ -8,8 +8,9 @@ keys       10,000 keys, the same ones again, in NONE, PARTIAL and FULL, all warm
            the predicate `id IN (…)`.
 visible    a build of the FULL cache, and then how long until the first answer that has an append of 1 % (goal: 3 % of a build),
            and until 10,000 rows are gone that deletion vectors delete (goal: 1 %, and 0 bytes of data files).
-reload     a FULL cache of tables of 100 and of 10,000 files of two rows, also with a deletion vector for each file: how long until the first
-           answer with the rows of a commit that adds one file. Goal: at most twice as long with 10,000 files as with 100.
+reload     a FULL cache of tables of 100 and of 10,000 files of two rows, without deletion vectors (and with a checkpoint), and with one for
+           each file (and no checkpoint): how long until the first answer with the rows of a commit that adds one file. Goal: at most twice
+           as long with 10,000 files as with 100.
 stream     a micro-batch of 10,000 rows joined to the table, beside the same stream joined to a broadcast of all the rows, which deltalake
            reads in each micro-batch.
 large      a table of 300,000 files with statistics of 100 columns (no data files; 650 MB of checkpoint): what a new host, a new process, a
@@ -98,7 +99,7 @@ def visible(table: Path, work: Path, rows: int, runs: int) -> None:
 
 def reload(work: Path, runs: int) -> None:
     print(
-        "\n| files | vectors | a build, s | one more commit, median s | at most, s | CPU s |\n|---|---|---|---|---|---|"
+        "\n| files | deletion vectors | a build, s | one more commit, median s | at most, s | CPU s |\n|---|---|---|---|---|---|"
     )
     for count, has_vectors in itertools.product((100, 10_000), (False, True)):
         path = work / f"t{count}-{has_vectors}"

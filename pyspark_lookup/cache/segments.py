@@ -573,7 +573,7 @@ class SegmentBuilder:
         self._waiting_bytes, self._waiting_share = 0, 0.0
         self._partition_bits: int | None = None  # set once rows are divided into partitions
         self.rows = 0
-        # After `finish`, the content of the segment's footer. The caller adds `marks` and calls `write_file_list`, or adds WITHOUT_FILES.
+        # After `finish`, the content of the segment's footer. The caller calls `write_file_list`, or adds WITHOUT_FILES.
         self.meta: dict[str, Any] = {}
 
     def add(self, rows: Iterable[tuple[pa.RecordBatch, Numbers, float]]) -> None:

@@ -87,12 +87,12 @@ class FileColumns(abc.ABC):
         return self.file(row).deletes
 
     def delete_names(self, rows: Numbers) -> pa.Array:
-        """The names of the position deletes that apply to the files at `rows`, each at least once."""
+        """The names of the position deletes that apply to the files at `rows`, perhaps some of them several times."""
         return pa.array([deletes.name for deletes in self.find_deletes(rows)], pa.string())
 
     @property
-    def compares_all_deletes(self) -> bool:
-        """Whether `row_names` has all position deletes, because none has known keys."""
+    def row_names_have_all_deletes(self) -> bool:
+        """Whether `row_names` names all position deletes. It leaves out those with a file of their keys (`Deletes.keys`)."""
         return True
 
     @property
@@ -394,15 +394,15 @@ class ColumnFiles(Sequence[FileVersion]):
 
     @cached_property
     def delete_names(self) -> pa.Array:
-        """The names of the position deletes that apply to the files, each at least once."""
+        """The names of the position deletes that apply to the files, perhaps some of them several times."""
         names = [deletes.name for file in self.others for deletes in file.deletes]
         return pa.concat_arrays([self.columns.delete_names(self.rows), pa.array(names, pa.string())])
 
     @cached_property
-    def compares_all_deletes(self) -> bool:
-        """Whether `row_names` has all position deletes, because none has known keys."""
+    def row_names_have_all_deletes(self) -> bool:
+        """Whether `row_names` names all position deletes. It leaves out those with a file of their keys (`Deletes.keys`)."""
         has_keys = any(deletes.keys is not None for file in self._others for deletes in file.deletes)
-        return self.columns.compares_all_deletes and not has_keys
+        return self.columns.row_names_have_all_deletes and not has_keys
 
     @cached_property
     def equality(self) -> tuple[EqualityGroup, ...]:

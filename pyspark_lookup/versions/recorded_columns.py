@@ -132,7 +132,7 @@ class RecordedColumns(FileColumns):
         return pa.array([deletes.name for code in codes for deletes in self._deletes[code]], pa.string())
 
     @cached_property
-    def compares_all_deletes(self) -> bool:
+    def row_names_have_all_deletes(self) -> bool:
         return all(deletes.keys is None for some in self._deletes for deletes in some)
 
     def find_equality_rows(self) -> list[tuple[EqualityGroup, Numbers]]:
@@ -149,16 +149,16 @@ class RecordedColumns(FileColumns):
 
 
 def files_to_record(files: ColumnFiles) -> tuple[dict[str, Any], list[Deletes]]:
-    """(the files of a version as a JSON value, without their statistics, their position deletes, each once). The value only names deletes."""
+    """Two things: the files of a version as a JSON value, without statistics, and their position deletes, each once. The value names deletes only."""
     states = files.states
     partition_codes, partitions = files.partition_codes
-    numbers: dict[tuple[str, ...], int] = {(): 0}
+    code_by_names: dict[tuple[str, ...], int] = {(): 0}  # by the names of a file's deletes
     deletes_by_name: dict[str, Deletes] = {}
     delete_codes = np.zeros(len(files), np.int32)
     for place in np.flatnonzero(files.has_deletes).tolist():
         named_deletes = {deletes.name: deletes for deletes in files.deletes_of(place)}
         deletes_by_name.update(named_deletes)
-        delete_codes[place] = numbers.setdefault(tuple(named_deletes), len(numbers))
+        delete_codes[place] = code_by_names.setdefault(tuple(named_deletes), len(code_by_names))
     # The groups that apply to a file become the digits of one number, so that `unique` finds the distinct combinations. There are at most two: the
     # group of all partitions, and that of the file's own.
     groups = files.find_equality_places()
@@ -181,7 +181,7 @@ def files_to_record(files: ColumnFiles) -> tuple[dict[str, Any], list[Deletes]]:
     record = {
         "columns": batch_to_text(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)),
         "partitions": partitions,
-        "deletes": [*numbers],
+        "deletes": [*code_by_names],
         "groups": [group.names for group, _ in groups],
         "equality": [[digit - 1 for digit in _split_digits(some, len(groups) + 1)] for some in combinations.tolist()],
         "stored": None if not files or files[0].columns is None else [column.to_json() for column in files[0].columns],

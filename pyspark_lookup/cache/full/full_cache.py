@@ -728,17 +728,25 @@ class FullCache:
                 return unchanged, stored_version
             # Unmap all older snapshots, so that they can be evicted if room is needed.
             self._stored.forget(state.latest)
-            # No record of the version may be left, although its layers are.
-            before = None if state.latest is None else self._stored.version(state.latest)
-            last = self._stored.map_compatible(state.latest, before, version)
+            # None if the record of that version was evicted although its layers were not.
+            last_version = None if state.latest is None else self._stored.version(state.latest)
+            last = self._stored.map_compatible(state.latest, last_version, version)
             stored = state.latest.layers if state.latest is not None else ()
             # The whole version decides on the types of columns, even if the snapshot has only some of its partitions.
             layout = self.layout_of(version)
             share = None if state.refused is None else state.refused.wanted / state.refused.of_bytes
             layers: tuple[StoredLayer, ...] | None = None
             try:
-                layers = self._load_changes(state, selected_version, layout, last, before, report) or self.loader.load(
-                    selected_version, layout, last, stored, self._choose(before) if before else None, report, share
+                layers = self._load_changes(
+                    state, selected_version, layout, last, last_version, report
+                ) or self.loader.load(
+                    selected_version,
+                    layout,
+                    last,
+                    stored,
+                    self._choose(last_version) if last_version else None,
+                    report,
+                    share,
                 )
             except CacheFullError:
                 if last is None:
@@ -770,19 +778,19 @@ class FullCache:
         version: TableVersion,
         layout: Layout,
         last: Snapshot | None,
-        before: TableVersion | None,
+        last_version: TableVersion | None,
         report: Progress,
     ) -> tuple[StoredLayer, ...] | None:
         """The layers of a version, made from the latest ones and the rows of the keys that have changed; None if the table must be read as a whole.
 
         If the version was loaded some time before the latest one, the table was set back. Then rows may be older than those of both, and
-        nobody can be asked for the changes.
+        nobody can be asked for the changes. `last_version`: the version of `last`; None: not known.
         """
-        if last is None or state.latest is None or before is None:
+        if last is None or state.latest is None or last_version is None:
             return None
         if not self.loader.scan.tells_changes or version.digest in state.known:
             return None
-        return self.loader.load_changes(version, layout, last, state.latest.layers, before, report)
+        return self.loader.load_changes(version, layout, last, state.latest.layers, last_version, report)
 
     def _choose(self, version: TableVersion) -> TableVersion:
         """The version with only the files that `lookup.partition` selects."""
@@ -800,9 +808,15 @@ class FullCache:
         if self.loader.scan.tells_changes:
             layers = self.loader.merge_layers(version, layout, latest)
         else:
-            last = state.latest.layers
+            stored_layers = state.latest.layers
             layers = self.loader.load(
-                selected_version, layout, latest, last, selected_version, lambda done, total: None, compact=True
+                selected_version,
+                layout,
+                latest,
+                stored_layers,
+                selected_version,
+                lambda done, total: None,
+                compact=True,
             )
         snapshot, stored = self._stored.add(version, layers)
         self._build_indexes(snapshot)

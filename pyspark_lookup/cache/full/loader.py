@@ -138,41 +138,43 @@ def read_live_rows(
         unit_rows.append((number, unit, first - start))
 
 
-# --- rows that are deleted by their values --------------------------------------------------------
+# --- deleted rows ---------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedDeletes:
-    """Which deletes of a version also delete rows in `before`, the version of the latest layers.
+class ChangedDeletes:
+    """How the deletes of a version differ from those of `last_version`, the version of the latest layers.
 
-    `names`: the names of the deletes of `before`. `is_kept`: for each file of the version, whether all rows are deleted that `before` deletes in
-    it. `may_differ`: for each file, whether it may have position deletes that it does not have in `before`.
+    `old_names`: the names of all deletes of `last_version`. `keeps_deleted`: for each file of the version, whether all its rows that are deleted
+    in `last_version` are certainly deleted in the version, too. `may_have_new`: for each file, whether it may have position deletes that it does
+    not have in `last_version`.
     """
 
-    names: frozenset[str]
-    is_kept: Numbers
-    may_differ: Numbers
+    old_names: frozenset[str]
+    keeps_deleted: Numbers
+    may_have_new: Numbers
 
     @classmethod
-    def compare(cls, version: TableVersion, before: TableVersion | None) -> SharedDeletes:
-        """The shared deletes of `version` and `before`. If `before` is None, they share none, and no file keeps its deleted rows.
+    def compare(cls, version: TableVersion, last_version: TableVersion | None) -> ChangedDeletes:
+        """Compare the deletes of two versions. If `last_version` is None, all deletes of `version` count as new.
 
-        A file that was removed and added again counts as another file. If deletes apply by sequence numbers, the number is in its identity.
+        A delete that both versions have applies to the same files in both. A file that was removed and added again is a different file: if
+        deletes apply by sequence numbers, the file's number is part of its identity.
         """
         files = ColumnFiles.from_files(version.files)
-        is_kept, may_differ = np.ones(len(files), np.bool_), np.ones(len(files), np.bool_)
-        if before is None:
-            return cls(frozenset(), ~is_kept, may_differ)
-        old_files = ColumnFiles.from_files(before.files)
-        if files.compares_all_deletes and old_files.compares_all_deletes:
-            may_differ = np.isin(files.order, files.difference(old_files).order)
+        keeps_deleted, may_have_new = np.ones(len(files), np.bool_), np.ones(len(files), np.bool_)
+        if last_version is None:
+            return cls(frozenset(), ~keeps_deleted, may_have_new)
+        old_files = ColumnFiles.from_files(last_version.files)
+        if files.row_names_have_all_deletes and old_files.row_names_have_all_deletes:
+            may_have_new = np.isin(files.order, files.difference(old_files).order)
         if not pc.all(pc.is_in(old_files.delete_names, value_set=files.delete_names)).as_py():
-            is_kept = ~may_differ
+            keeps_deleted = ~may_have_new
         names = {name for group in version.equality for name in group.names}
-        old_deletes = {deletes.name: deletes.sequence for group in before.equality for deletes in group.files}
-        # A delete that is gone has deleted rows only in files with lower sequence numbers.
-        is_kept &= files.sequences >= max((old_deletes[name] for name in old_deletes.keys() - names), default=0)
-        return cls(frozenset([*old_files.delete_names.to_pylist(), *old_deletes]), is_kept, may_differ)
+        old_deletes = {deletes.name: deletes.sequence for group in last_version.equality for deletes in group.files}
+        # An equality delete that the version no longer has deleted rows only in files with lower sequence numbers.
+        keeps_deleted &= files.sequences >= max((old_deletes[name] for name in old_deletes.keys() - names), default=0)
+        return cls(frozenset([*old_files.delete_names.to_pylist(), *old_deletes]), keeps_deleted, may_have_new)
 
 
 def read_deleted(
@@ -180,42 +182,44 @@ def read_deleted(
     table: Table,
     version: TableVersion,
     last: Snapshot | None,
-    shared: SharedDeletes,
+    changes: ChangedDeletes,
     is_fetched: Numbers,
 ) -> dict[str, Numbers]:
-    """For each file with deleted rows, by URL, the positions of these rows. Rows may be left out that the snapshot `last` lacks, or that it marks
-    as deleted in a file that keeps all its deleted rows.
+    """The positions of deleted rows, by the URL of their file.
 
-    Equality deletes are compared with the rows of `last`, the latest snapshot, so that its data files are not read again. `shared`: the deletes
-    that `version` and the version of `last` share. `is_fetched`: for each file, whether its rows are read from the store although `last` has them.
+    They are complete for each file without `keeps_deleted`, and for each file whose rows are not taken from `last`, the latest snapshot. For
+    any other file, they may lack rows that `last` lacks or marks as deleted: its new equality deletes are compared with the rows of `last`,
+    so that its data file is not read again. `changes`: compares the deletes of `version` with those of the version of `last`. `is_fetched`:
+    for each file, whether its rows are read from the store although `last` has them.
     """
     files = ColumnFiles.from_files(version.files)
     groups = files.find_equality_places()
-    is_elsewhere = files.has_deletes.copy()
+    # In the end, the files with deletes that cannot be applied to the rows of a layer.
+    needs_reading = files.has_deletes.copy()
     for _, places in groups:
-        is_elsewhere[places] = True
+        needs_reading[places] = True
     in_layers: list[tuple[Segment, Numbers, Numbers]] = []
-    if last is not None and is_elsewhere.any():
+    if last is not None and needs_reading.any():
         for layer in last.layers:
             numbers = layer.segment.files.states.find(files.states)
-            is_inside = is_elsewhere & shared.is_kept & ~is_fetched & (numbers >= 0)
+            is_inside = needs_reading & changes.keeps_deleted & ~is_fetched & (numbers >= 0)
             is_inside[is_inside] = layer.ranks[numbers[is_inside]] >= 0
             for group, places in groups:
                 is_inside[places] &= files.sequences[places] >= _last_lacking(layer.segment, group)
             in_layers.append((layer.segment, numbers, is_inside))
-            is_elsewhere &= ~is_inside
-    positions = scan.read_deleted(table, files.take(np.flatnonzero(is_elsewhere)))
+            needs_reading &= ~is_inside
+    positions = scan.read_deleted(table, files.take(np.flatnonzero(needs_reading)))
     for segment, numbers, is_inside in in_layers:
-        with_deletes = files.take(np.flatnonzero(is_inside & files.has_deletes & shared.may_differ))
-        by_position = [
+        with_deletes = files.take(np.flatnonzero(is_inside & files.has_deletes & changes.may_have_new))
+        files_with_new = [
             dataclasses.replace(file, deletes=new, equality=())
             for file in with_deletes
-            if (new := tuple(deletes for deletes in file.deletes if deletes.name not in shared.names))
+            if (new := tuple(deletes for deletes in file.deletes if deletes.name not in changes.old_names))
         ]
         places_in_segment = [(group, places[is_inside[places]]) for group, places in groups]
         group_files = [(group, numbers[places], files.sequences[places]) for group, places in places_in_segment]
-        located_rows = _locate_deleted(scan, table, segment, shared.names, group_files)
-        positions |= merge_positions(scan.read_deleted(table, by_position), located_rows)
+        located_rows = _locate_deleted(scan, table, segment, changes.old_names, group_files)
+        positions |= merge_positions(scan.read_deleted(table, files_with_new), located_rows)
     return positions
 
 
@@ -233,18 +237,18 @@ def _locate_deleted(
     scan: TableScan,
     table: Table,
     segment: Segment,
-    known: frozenset[str],
+    skipped: frozenset[str],
     groups: Iterable[tuple[EqualityGroup, Numbers, Numbers]],
 ) -> dict[str, Numbers]:
     """For each file in a segment, by URL, the positions of the rows that equality deletes delete, if the segment has these rows.
 
-    `known`: the names of deletes that are left out. `groups`: (deletes, the numbers in the segment of the files to which they apply, the
+    `skipped`: the names of deletes that are not applied. `groups`: (deletes, the numbers in the segment of the files to which they apply, the
     sequence numbers of these files).
     """
     new_deletes = [
         (new, numbers, file_sequences)
         for group, numbers, file_sequences in groups
-        if len(numbers) and (new := tuple(deletes for deletes in group.files if deletes.name not in known))
+        if len(numbers) and (new := tuple(deletes for deletes in group.files if deletes.name not in skipped))
     ]
     if not new_deletes:
         return {}
@@ -429,23 +433,24 @@ class SnapshotLoader:
         layout: Layout,
         last: Snapshot | None,
         stored: Sequence[StoredLayer],
-        before: TableVersion | None,
+        last_version: TableVersion | None,
         progress: Progress,
         share: float | None = None,
         compact: bool = False,
     ) -> tuple[StoredLayer, ...]:
         """Write the layers of exactly `version` to disk, and return them. Reuses the latest layers: `last`, mapped, and `stored`, on disk.
 
-        `before`: the version of the latest layers; None: not known. Then deletes since these layers were written are compared with all rows again.
-        `share`: about how many bytes a snapshot takes for each byte of its files; None: it is estimated. `compact`: write a single base.
+        `last_version`: the version of the latest layers; None: not known. Then all deletes of `version` are applied again, and equality deletes
+        are compared with the rows of the data files instead of those of the layers. `share`: about how many bytes a snapshot takes for each
+        byte of its files; None: it is estimated. `compact`: write a single base.
         Raises SourceChangedError if a file was replaced or removed, SchemaError, UfsError, CacheFullError if the cache directory's budget has
         no room for the layers (before anything is read, if an estimate shows this), or another OSError if the directory cannot be written.
         """
         is_outdated = self._find_outdated(version, layout, last)
         reusable = last if last is not None and is_source(last.schema, layout.columns) else None
-        shared = SharedDeletes.compare(version, None if last is None else before)
-        deleted = read_deleted(self.scan, self.table, version, reusable, shared, is_outdated)
-        load = _Load(version, layout, last, deleted, shared.is_kept, progress, is_outdated)
+        changes = ChangedDeletes.compare(version, None if last is None else last_version)
+        deleted = read_deleted(self.scan, self.table, version, reusable, changes, is_outdated)
+        load = _Load(version, layout, last, deleted, changes.keeps_deleted, progress, is_outdated)
         small = last is not None and not compact and load.is_small(last)
         file_bytes = max(sum(file.size for file in load.fetched) if small else version.bytes, 1)
         size = self.estimate(version, layout, file_bytes, share if last is None else bytes_per_file_byte(last))
@@ -468,19 +473,19 @@ class SnapshotLoader:
         layout: Layout,
         last: Snapshot,
         stored: Sequence[StoredLayer],
-        before: TableVersion,
+        last_version: TableVersion,
         progress: Progress,
     ) -> tuple[StoredLayer, ...] | None:
-        """Write the layers of `version` to disk, if the table can name the keys that have changed since `before`, and return them.
+        """Write the layers of `version` to disk, if the table can name the keys that have changed since `last_version`, and return them.
 
-        `before`: the version of the latest layers, `last`, mapped, and `stored`, on disk. Looks up only the rows of changed keys; all other rows
+        `last_version`: the version of the latest layers, `last`, mapped, and `stored`, on disk. Looks up only the rows of changed keys; all other rows
         stay in the layers. None if the changes are not known, or if a scan of the table costs less. Raises LookupFunctionError if not a single
         key can be looked up, CacheFullError as `load` does, or another OSError.
         """
         if not last.schema.equals(layout.columns) or last.keys != layout.keys:
             return None
         keys = pa.schema([layout.columns.field(name) for name in layout.keys])
-        changed = self.scan.changed_keys(before, version, keys)
+        changed = self.scan.changed_keys(last_version, version, keys)
         if changed is None or changed.keyless:
             return None
         if changed.keys.num_rows > max(_LOOKED_UP_SHARE * last.rows, _LOOKED_UP_AT_LEAST):
@@ -491,7 +496,7 @@ class SnapshotLoader:
         merged = last.layers[_count_kept(last) :]
         probed = Keys([one_array(column) for column in changed.keys.columns])
         hashes = probed.hashes(last.seed)
-        marks = [layer.with_deleted(layer.segment.probe(probed, hashes).rows) for layer in last.layers]
+        marks = [layer.marks_with(layer.segment.probe(probed, hashes).rows) for layer in last.layers]
         size = 2 * rows.nbytes + sum(layer.segment.bytes for layer in merged) + _MIB
         with contextlib.closing(self.disk.reserve_room(size)) as room:
             layers = [
@@ -546,7 +551,10 @@ class SnapshotLoader:
         marks: Marks | None,
         gone_files: tuple[int, ...],
     ) -> StoredLayer:
-        """A layer of the latest snapshot with other deleted rows (`marks`) and other files that are gone (their numbers)."""
+        """A layer of the latest snapshot whose deleted rows are now `marks`. `gone_files`: the numbers of its files that are gone.
+
+        Writes the marks to disk if they have changed.
+        """
         if marks is None:
             return StoredLayer(stored.name, None, gone_files)
         if layer.deleted is not None and np.array_equal(marks.bits, layer.deleted.bits):
@@ -782,9 +790,9 @@ class _Load:
 
     `layer_numbers`: for each file, the number of the layer that has it (-1: none has it). `numbers`: for each file, its number among the files
     of this layer (-1: no layer has it). `ranks`: for each layer, the position in the version of each of its files (-1: the file is not in the
-    version). `fetched`: the files to read from the store, because no layer has all their rows and columns. `deleted`: the deleted rows of files,
-    by URL. `room`: the part of the budget that is reserved for the load. The arguments `is_kept`: as in `SharedDeletes`; `is_outdated`: what
-    `SnapshotLoader._find_outdated` returns.
+    version). `fetched`: the files to read from the store, because no layer has all their rows and columns. `deleted`: what `read_deleted`
+    returns. `room`: the part of the budget that is reserved for the load. The argument `keeps_deleted` is that of `ChangedDeletes`, and
+    `is_outdated` is what `SnapshotLoader._find_outdated` returns.
 
     If a column's type in the layers does not widen to the current type, the layers count as empty: their values differ from those of the
     files. For instance, all values of a partition column were numbers, and now one of them is text.
@@ -796,7 +804,7 @@ class _Load:
         layout: Layout,
         last: Snapshot | None,
         deleted: Mapping[str, Numbers],
-        is_kept: Numbers,
+        keeps_deleted: Numbers,
         progress: Progress,
         is_outdated: Numbers,
     ) -> None:
@@ -809,7 +817,7 @@ class _Load:
         self.files = files = ColumnFiles.from_files(version.files)
         self.layer_numbers, self.numbers = np.full(len(files), -1), np.full(len(files), -1)
         self.ranks = [np.full(len(layer.segment.files), -1, np.int64) for layer in self._layers]
-        # For each file of each layer, whether the rows that the layer marks as deleted are deleted in the version, too.
+        # For each file of each layer, whether its rows that the layer marks as deleted stay deleted. Also true for files that are gone.
         self._keeps_marks = [np.ones(len(layer.segment.files), np.bool_) for layer in self._layers]
         self._gone_bytes = 0
         is_usable = last is not None and is_source(last.schema, layout.columns)
@@ -818,13 +826,13 @@ class _Load:
             is_inside = (numbers >= 0) & ~is_outdated & is_usable
             is_inside[is_inside] = layer.ranks[numbers[is_inside]] >= 0
             # A segment lacks the rows that were deleted when it was written. The version to load may be an older one, which has these rows.
-            is_unsure = is_inside & ~is_kept
-            if is_unsure.any():
-                is_inside[is_unsure] = _has_all_rows(layer.segment, deleted)[numbers[is_unsure]]
+            may_lack_rows = is_inside & ~keeps_deleted
+            if may_lack_rows.any():
+                is_inside[may_lack_rows] = _has_all_rows(layer.segment, deleted)[numbers[may_lack_rows]]
             places = np.flatnonzero(is_inside)
             self.layer_numbers[places], self.numbers[places] = layer_number, numbers[places]
             self.ranks[layer_number][numbers[places]] = places
-            self._keeps_marks[layer_number][numbers[places]] = is_kept[places]
+            self._keeps_marks[layer_number][numbers[places]] = keeps_deleted[places]
             is_gone = (layer.ranks >= 0) & (self.ranks[layer_number] < 0)
             self._gone_bytes += int(layer.segment.files.states.sizes[is_gone].sum())
         self.fetched = tuple(files.take(np.flatnonzero(self.layer_numbers < 0)))
@@ -836,7 +844,8 @@ class _Load:
         return same_layout and changed <= _OVERLAY_SHARE * max(self.version.bytes, 1)
 
     def find_deleted(self, layer_number: int, ranks: Numbers) -> Marks | None:
-        """Which rows of a layer are deleted, or in files without a rank; None if no row is. `ranks`: a rank for each of the layer's files."""
+        """Which rows of a layer are deleted in the version, or belong to a file with the rank -1; None if no row does. `ranks`: as in
+        `Layer.find_deleted`."""
         layer, keeps_marks = self._layers[layer_number], self._keeps_marks[layer_number]
         return layer.without_marks(~keeps_marks & (layer.ranks >= 0)).find_deleted(ranks, self.deleted)
 
@@ -856,7 +865,7 @@ class _Load:
 def _has_all_rows(segment: Segment, deleted: Mapping[str, Numbers]) -> Numbers:
     """For each file of a segment, whether the segment has all rows of the file that are not deleted in a version.
 
-    `deleted`: the positions of the version's deleted rows, by URL.
+    `deleted`: the positions of the version's deleted rows, by URL. The result is only valid for files of which it has all these rows.
     """
     # The version may delete the same rows by other delete files, because a compaction rewrites delete files. So rows are compared.
     is_present = np.zeros(int(segment.file_starts[-1]), np.bool_)

@@ -83,8 +83,8 @@ class Layer:
     def visible_rows(self) -> int:
         return self.segment.rows - (0 if self.deleted is None else self.deleted.count)
 
-    def with_deleted(self, rows: Numbers) -> Marks | None:
-        """The layer's deleted rows if `rows` are deleted, too."""
+    def marks_with(self, rows: Numbers) -> Marks | None:
+        """The marks of the layer's deleted rows and of `rows`; None if there are none."""
         if not len(rows):
             return self.deleted
         marks = Marks.from_rows(rows, self.segment.rows)
@@ -98,24 +98,24 @@ class Layer:
         rows = rows[~is_unmarked[self.segment.locate_in_files(rows)[0]]]
         return Layer(self.segment, Marks.from_rows(rows, self.segment.rows) if len(rows) else None, self.ranks)
 
-    def find_deleted(self, ranks: Numbers, places: Mapping[str, Numbers]) -> Marks | None:
-        """Which rows of the layer's segment are deleted in another version; None if no row is.
+    def find_deleted(self, ranks: Numbers, deleted: Mapping[str, Numbers]) -> Marks | None:
+        """Which rows of the layer are deleted in another version, or in a selection of its files; None if no row is.
 
-        Deleted are the rows that the layer marks, the rows of files that are not in the other version (rank -1), and the rows whose position in
-        their file is in `places` (by URL). `ranks`: the position of each of the layer's files in the other version.
+        These are the rows that the layer marks, the rows of files with the rank -1, and the rows whose position in their file is in `deleted`
+        (by URL). `ranks`: for each of the layer's files, its position in the other version or the selection; -1: it is not there.
         """
         segment = self.segment
         is_gone = (ranks < 0) & (self.ranks >= 0) & (np.diff(segment.file_starts) > 0)
-        numbers = segment.files.states.find_urls(places)
-        positions = [
+        numbers = segment.files.states.find_urls(deleted)
+        rows_by_file = [
             (number, rows)
-            for number, rows in zip(numbers.tolist(), places.values(), strict=True)
+            for number, rows in zip(numbers.tolist(), deleted.values(), strict=True)
             if number >= 0 and ranks[number] >= 0
         ]
-        if (not is_gone.any() and not positions) or not segment.rows:
+        if (not is_gone.any() and not rows_by_file) or not segment.rows:
             return self.deleted
         marked = np.repeat(is_gone, segment.files.rows)
-        for number, rows in positions:
+        for number, rows in rows_by_file:
             marked[segment.file_starts[number] + rows[: np.searchsorted(rows, segment.files.rows[number])]] = True
         marked_blocks = np.logical_or.reduceat(marked, np.arange(0, len(marked), 1 << _NEIGHBOURS))
         row_arrays = []
@@ -125,7 +125,7 @@ class Layer:
             # processor's cache.
             rows = np.flatnonzero(marked_blocks.take(ordinals >> _NEIGHBOURS, mode="wrap"))
             row_arrays.append(start + rows[marked.take(ordinals[rows], mode="wrap")])
-        return self.with_deleted(np.concatenate(row_arrays))
+        return self.marks_with(np.concatenate(row_arrays))
 
     def pieces(self, names: Sequence[str], among: range) -> Iterator[tuple[list[pa.Array], Numbers]]:
         """The rows of a range that are not deleted, in batches: (their columns `names`, their positions)."""

@@ -277,7 +277,7 @@ class StoredSnapshots:
         return version if version is not None and version.digest == stored.digest else None
 
     def version(self, stored: StoredVersion) -> TableVersion | None:
-        """The version of a stored snapshot; None if no record of it is left."""
+        """The version of a stored snapshot; None if the snapshot is not mapped and no record of the version is left."""
         mapped_snapshot = self._find_open(stored)
         if mapped_snapshot is not None:
             return mapped_snapshot.version
@@ -290,18 +290,19 @@ class StoredSnapshots:
         return self._find_open(stored) or open_layers(self.disk, self.key, stored.layers)
 
     def map_compatible(
-        self, stored: StoredVersion | None, before: TableVersion | None, version: TableVersion
+        self, stored: StoredVersion | None, last_version: TableVersion | None, version: TableVersion
     ) -> Snapshot | None:
-        """What `map` returns, but None if a column of the layers is another column in `version`, although it has the same name.
+        """What `map` returns, but None if a column of the layers is a different column in `version`, although it has the same name.
 
-        `before`: the version of `stored`. If it is not known, the result is None, too, unless columns of such tables are told apart by name.
+        `last_version`: the version of `stored`; None: not known. Then the result is None, unless `version` has no `stored_columns`: columns are
+        identified by their names.
         """
         layers = self.map(stored)
         if layers is None or not version.stored_columns:
             return layers
-        if before is None:
+        if last_version is None:
             return None
-        old_columns, new_columns = before.stored_columns, version.stored_columns
+        old_columns, new_columns = last_version.stored_columns, version.stored_columns
         return (
             layers
             if all(

@@ -261,9 +261,9 @@ def vector_url(table: str, storage: str, data: str) -> str | None:
     return _vector_file_url(table, data)
 
 
-@functools.lru_cache(maxsize=1024)  # one file has the vectors of many data files
+@functools.lru_cache(maxsize=1024)  # one file has the vectors of many data files, and each of these names it
 def _vector_file_url(table: str, data: str) -> str:
-    """The URL of a file of vectors that has its random name, encoded, in `data`."""
+    """The URL of the file that contains a vector with the storage type `u`. `data`: its `pathOrInlineDv`, which ends with a UUID in Z85."""
     prefix, name = data[:-_UUID_DIGITS], uuid.UUID(bytes=decode_z85(data[-_UUID_DIGITS:]))
     return "/".join([table, *([prefix] if prefix else []), f"deletion_vector_{name}.bin"])
 
@@ -722,13 +722,13 @@ class DeltaFiles:
             return self._file(add, {})
 
     def deletes_of(self, url: str, vector: Vector | None) -> tuple[DeletionVector, ...]:
-        """`FileVersion.deletes` of a file with a deletion vector. Raises DamagedFileError if the vector is malformed."""
+        """`FileVersion.deletes` of the file at `url`. `vector`: its deletion vector, if it has one. Raises DamagedFileError if that is malformed."""
         with self._reporting_damage():
             return _to_deletes(self.table_url, self._root, vector, url, self._url_of)
 
     @contextlib.contextmanager
     def _reporting_damage(self) -> Iterator[None]:
-        """Raise DamagedFileError instead of the errors of malformed actions."""
+        """Turn an error that a malformed action causes into DamagedFileError."""
         try:
             yield
         except UNREADABLE as problem:
@@ -817,10 +817,10 @@ class DeltaColumns(FileColumns):
         with_vectors = pc.binary_join_element_wise(urls, self._name_vectors(urls, vectors), "\0")
         return pc.if_else(has_vector, with_vectors, urls)
 
-    def _name_vectors(self, urls: pa.Array, vectors: pa.Array) -> pa.Array:
-        """`DeletionVector.name` of the vectors of some files. `vectors`: their unique ids."""
+    def _name_vectors(self, urls: pa.Array, vector_ids: pa.Array) -> pa.Array:
+        """`DeletionVector.name` for each of some files. `vector_ids`: the unique ids of their vectors; without one, the name means nothing."""
         paths = pc.replace_substring_regex(urls, f"^{re.escape(self._files.table_url)}/", "")
-        return pc.binary_join_element_wise(vectors, paths, "#")
+        return pc.binary_join_element_wise(vector_ids, paths, "#")
 
     def delete_names(self, rows: Numbers) -> pa.Array:
         rows = as_indices(rows[self.has_deletes[rows]])

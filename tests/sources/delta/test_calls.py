@@ -88,7 +88,7 @@ def test_vectors_and_rewritten_files(remote: Remote) -> None:
 
 
 def test_a_full_cache_reads_only_vectors_that_changed(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reload reads the vectors of files whose vector has changed. If a file gets a smaller vector, or none, its rows are back."""
+    """A reload reads only the vectors that changed. If a file gets a smaller vector, or none, the rows that are no longer deleted are back."""
     read_urls: list[str] = []
 
     def read_deleted(self: Scan, table: Any, files: Any, read: Any = Scan.read_deleted) -> Any:
@@ -105,10 +105,10 @@ def test_a_full_cache_reads_only_vectors_that_changed(remote: Remote, monkeypatc
     version = give_vectors(remote.local, adds, write_vectors(remote.local, [[0], [1], [2], [3]]))
     remote.send()
     assert (deleted_rows(), len(read_urls)) == ({0, 11, 22, 33}, 4)
-    for places, deleted in (([2, 5], {0, 11, 22, 25, 33}), ([5], {0, 11, 25, 33})):
+    for positions, deleted in (([2, 5], {0, 11, 22, 25, 33}), ([5], {0, 11, 25, 33})):
         read_urls.clear()
         add = next(add for add in replay_files(remote.local, version).values() if add["path"] == adds[2]["path"])
-        version = give_vectors(remote.local, [add], [write_vector(remote.local, places, "u")])
+        version = give_vectors(remote.local, [add], [write_vector(remote.local, positions, "u")])
         remote.send()
         assert (deleted_rows(), read_urls) == (deleted, [f"{remote.url}/{add['path']}"])
     DeltaTable(str(remote.local)).restore(5)
