@@ -367,7 +367,11 @@ class ColumnFiles(Sequence[FileVersion]):
                 return self.columns.statistics(name) if in_footers is None else in_footers
             texts = pc.dictionary_encode(self.columns.partition_values(name), null_encoding="encode")
             kind = partitions.field(name).type
-            distinct_values = pa.array([parse(text, kind) for text in texts.dictionary.to_pylist()], kind)
+            codes = as_int64(texts.indices.cast(pa.int64()))
+            # Values of other files need not be of the type, which may come from these files only.
+            is_used = np.bincount(codes[self.rows], minlength=len(texts.dictionary)) > 0
+            distinct_texts = zip(texts.dictionary.to_pylist(), is_used.tolist(), strict=True)
+            distinct_values = pa.array([parse(text, kind) if used else None for text, used in distinct_texts], kind)
             return StatsColumns.from_constants(distinct_values.take(texts.indices))
 
         def stats(file: FileVersion, name: str) -> ColumnStats | None:

@@ -36,6 +36,7 @@ from pyspark_lookup.columnar.keys import (
     Numbers,
     Seed,
     SkewedError,
+    as_bools,
     as_indices,
     as_int64,
     draw_seed,
@@ -159,7 +160,8 @@ class ChangedDeletes:
         """Compare the deletes of two versions. If `last_version` is None, all deletes of `version` count as new.
 
         A delete that both versions have applies to the same files in both. A file that was removed and added again is a different file: if
-        deletes apply by sequence numbers, the file's number is part of its identity.
+        deletes apply by sequence numbers, the file's number is part of its identity. A deletion vector that replaces position deletes has all
+        their rows, as the Iceberg specification requires.
         """
         files = ColumnFiles.from_files(version.files)
         keeps_deleted, may_have_new = np.ones(len(files), np.bool_), np.ones(len(files), np.bool_)
@@ -171,6 +173,11 @@ class ChangedDeletes:
         if not pc.all(pc.is_in(old_files.delete_names, value_set=files.delete_names)).as_py():
             keeps_deleted = ~may_have_new
         names = {name for group in version.equality for name in group.names}
+        # Positions are known by URL. So for a file that was added twice, with two sequence numbers, they must be those of both.
+        urls, identities = files.states.urls, files.states.identities
+        differs = pc.and_(pc.equal(urls[1:], urls[:-1]), pc.not_equal(identities[1:], identities[:-1]))
+        places = np.flatnonzero(as_bools(differs))
+        keeps_deleted[places] = keeps_deleted[places + 1] = False
         old_deletes = {deletes.name: deletes.sequence for group in last_version.equality for deletes in group.files}
         # An equality delete that the version no longer has deleted rows only in files with lower sequence numbers.
         keeps_deleted &= files.sequences >= max((old_deletes[name] for name in old_deletes.keys() - names), default=0)
@@ -219,7 +226,9 @@ def read_deleted(
         places_in_segment = [(group, places[is_inside[places]]) for group, places in groups]
         group_files = [(group, numbers[places], files.sequences[places]) for group, places in places_in_segment]
         located_rows = _locate_deleted(scan, table, segment, changes.old_names, group_files)
-        positions |= merge_positions(scan.read_deleted(table, files_with_new), located_rows)
+        # A version may name a file twice: the positions of both are merged.
+        new_positions = merge_positions(scan.read_deleted(table, files_with_new), located_rows)
+        positions = merge_positions(positions, new_positions)
     return positions
 
 

@@ -177,7 +177,8 @@ class EqualityDeletes:
 
     @property
     def name(self) -> str:
-        return self.url
+        """The file's URL and its sequence number: a file that was added again deletes rows of more data files."""
+        return f"{self.url}@{self.sequence}"
 
     @property
     def keys(self) -> FileVersion:

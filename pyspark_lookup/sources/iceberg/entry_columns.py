@@ -311,7 +311,7 @@ class EntryBuilder:
         """Take over the files of these manifests from other columns. Must be called before `add`.
 
         The statistics of these files stay where they are, except if they are in `_PARTS_AT_MOST` or more parts: then the statistics of the
-        smaller parts are written again.
+        smaller parts are written again. With a disk, statistics that are in memory are written, too.
         """
         numbers = np.full(len(columns.manifests), -1)
         live_locations = {*manifests}
@@ -325,9 +325,12 @@ class EntryBuilder:
         starts = np.cumsum([0, *(part.rows for part in columns.parts)])
         part_numbers = np.searchsorted(starts, at, "right") - 1
         counts = np.bincount(part_numbers, minlength=len(columns.parts))
-        kept_numbers = np.flatnonzero(counts)
+        # Parts in memory were made while the disk had no room. Columns on disk cannot refer to them.
+        is_reusable = np.array([self._disk is None or part.name is not None for part in columns.parts], np.bool_)
+        kept_numbers = np.flatnonzero(is_reusable[: len(counts)] & (counts > 0))
         if len(kept_numbers) >= _PARTS_AT_MOST:
-            kept_numbers = np.sort(np.argsort(counts)[-_PARTS_AT_MOST // 2 :])
+            largest_first = kept_numbers[np.argsort(-counts[kept_numbers])]
+            kept_numbers = np.sort(largest_first[: _PARTS_AT_MOST // 2])
         self._parts = [columns.parts[number] for number in kept_numbers.tolist()]
         moves = np.zeros(len(columns.parts), np.int64)
         moves[kept_numbers] = np.cumsum([0, *(part.rows for part in self._parts)])[:-1] - starts[kept_numbers]

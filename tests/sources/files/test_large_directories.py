@@ -7,12 +7,14 @@ from typing import Any
 from unittest import mock
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_lookup.columnar.predicate import Compare
 from pyspark_lookup.errors import OptionError, PysparkLookupError
 from pyspark_lookup.scan import footers
 from pyspark_lookup.scan.formats.model import detect_format
@@ -29,7 +31,7 @@ from pyspark_lookup.versions.listed_columns import (
     one_of_each_extension,
     to_column_files,
 )
-from pyspark_lookup.versions.model import Kind, TableVersion
+from pyspark_lookup.versions.model import Kind, TableVersion, partition_value
 from tests.support.fakes import wait_until_settled
 from tests.support.fuzzing import fuzzed
 from tests.support.lake_tables import counting, opened
@@ -278,3 +280,15 @@ def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
     assert isinstance(open_store(str(tmp_path), {}).list_status(str(tmp_path / "t"), lambda kind: None).files, tuple)
     reader = opened(tmp_path / "t", tmp_path / "cache", keys="id")
     assert reader.get(65)[0]["v"] == 6
+
+
+def test_values_of_partitions_that_are_not_selected() -> None:
+    """A value that the type of the selected partitions does not have is not parsed."""
+    urls = [f"s3://b/day={day}/f{number}.parquet" for day in ("1" + "0" * 20, "7") for number in range(4)]
+    files = to_column_files(ListedFiles.from_files([FileVersion(url, 9, "e1") for url in urls]), "s3://b", None)
+    assert isinstance(files, ColumnFiles)
+    day = pa.schema({"day": pa.int32()})
+    kept = files.take(np.arange(4, 8)).prune(Compare("day", "=", 7), day, partition_value)
+    assert [file.url for file in kept] == urls[4:]
+    with pytest.raises(ValueError):
+        files.prune(Compare("day", "=", 7), day, partition_value)

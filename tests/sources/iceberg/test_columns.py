@@ -1,6 +1,7 @@
 """The files of a large Iceberg table as columns, beside what `test_large_tables` says: each file is what it is alone, and so are its deletes."""
 
 import datetime
+import errno
 import itertools
 import random
 import zoneinfo
@@ -17,7 +18,7 @@ from pyspark_lookup.errors import CacheFullError
 from pyspark_lookup.lookup import lookup_table as api
 from pyspark_lookup.sources.iceberg import entry_columns, snapshots
 from pyspark_lookup.sources.iceberg.source import IcebergSource
-from pyspark_lookup.storage.disk import Disk
+from pyspark_lookup.storage.disk import Disk, SegmentWriter
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.versions.file_columns import ColumnFiles
 from pyspark_lookup.versions.model import TableVersion, differing_files, partition_value
@@ -27,6 +28,7 @@ from tests.models.iceberg import Iceberg
 from tests.support.disks import flipped
 from tests.support.fakes import wait_until_settled
 from tests.support.fuzzing import BY_NIGHT, by_day, seeds
+from tests.support.iceberg_manifests import File
 from tests.support.iceberg_writing import IcebergTable
 from tests.support.lake_tables import opened
 from tests.support.large_lakes import LargeIceberg, read_live_rows, row, scan_rows, snapshot_files
@@ -337,3 +339,44 @@ def test_indexes_that_two_processes_extend(tmp_path: Path, process: Begin) -> No
             path.unlink()
     new_process = opened(table.home, tmp_path / "cache", keys="id")
     assert [len(new_process.get(key)) for key in (0, 13, 14)] == [0, 0, 1]
+
+
+def test_a_cache_directory_that_was_full(tmp_path: Path, process: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns that were made while the disk had no room are written, with their statistics, as soon as there is room."""
+    process(3)
+    table = IcebergTable.create(tmp_path / "t", {"id": "int", "name": "string"})
+    for number in range(5):
+        table.commit(table.data([{"id": number, "name": "full"}]))
+    reader = opened(tmp_path / "t", tmp_path / "cache", "none", "id")
+
+    def refuse(*_: Any, **__: Any) -> SegmentWriter:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "create_segment", refuse)
+        assert reader.scan().num_rows == 5
+    for number in range(5, 12):
+        table.commit(table.data([{"id": number, "name": "room"}]))
+        wait_until_settled(tmp_path / "t" / "metadata" / "version-hint.text")
+        assert (reader.scan().num_rows, len(reader.get(3))) == (number + 1, 1)
+
+
+def test_deletes_that_are_added_again(tmp_path: Path, process: Begin) -> None:
+    """A delete file that is added again deletes rows of the files since then, too."""
+    process()
+    table = IcebergTable.create(tmp_path / "t", {"id": "int", "name": "string"})
+    rows = [{"id": number, "name": "first"} for number in range(4)]
+    (first,) = table.data(rows)
+    deletes = table.equality([{"id": 3}], ["id"])
+    commits: list[tuple[list[File], list[int]]] = [
+        ([first], [0, 1, 2, 3]),
+        ([deletes, table.positions([(first, 1)])], [0, 2]),
+        (table.data(rows[2:]), [0, 2, 2, 3]),
+        ([deletes], [0, 2, 2]),
+    ]
+    readers = [opened(tmp_path / "t", tmp_path / mode, mode, "id") for mode in ("none", "full")]
+    for files, ids in commits:
+        table.commit(files)
+        wait_until_settled(tmp_path / "t" / "metadata" / "version-hint.text")
+        actual = [sorted(reader.scan().column("id").to_pylist()) for reader in readers]
+        assert actual == [ids] * 2
