@@ -172,12 +172,12 @@ class ChangedDeletes:
             may_have_new = np.isin(files.order, files.difference(old_files).order)
         if not pc.all(pc.is_in(old_files.delete_names, value_set=files.delete_names)).as_py():
             keeps_deleted = ~may_have_new
-        names = {name for group in version.equality for name in group.names}
         # Positions are known by URL. So for a file that was added twice, with two sequence numbers, they must be those of both.
         urls, identities = files.states.urls, files.states.identities
         differs = pc.and_(pc.equal(urls[1:], urls[:-1]), pc.not_equal(identities[1:], identities[:-1]))
         places = np.flatnonzero(as_bools(differs))
         keeps_deleted[places] = keeps_deleted[places + 1] = False
+        names = {name for group in version.equality for name in group.names}
         old_deletes = {deletes.name: deletes.sequence for group in last_version.equality for deletes in group.files}
         # An equality delete that the version no longer has deleted rows only in files with lower sequence numbers.
         keeps_deleted &= files.sequences >= max((old_deletes[name] for name in old_deletes.keys() - names), default=0)
@@ -856,7 +856,7 @@ class _Load:
         """Which rows of a layer are deleted in the version, or belong to a file with the rank -1; None if no row does. `ranks`: as in
         `Layer.find_deleted`."""
         layer, keeps_marks = self._layers[layer_number], self._keeps_marks[layer_number]
-        return layer.without_marks(~keeps_marks & (layer.ranks >= 0)).find_deleted(ranks, self.deleted)
+        return layer.without_marks(~keeps_marks).find_deleted(ranks, self.deleted)
 
     def select_layers(self, places: Numbers) -> Iterator[Layer]:
         """The layers that have rows of the files at `places` in the version, with all other rows marked as deleted.

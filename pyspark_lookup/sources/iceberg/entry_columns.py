@@ -327,7 +327,7 @@ class EntryBuilder:
         counts = np.bincount(part_numbers, minlength=len(columns.parts))
         # Parts in memory were made while the disk had no room. Columns on disk cannot refer to them.
         is_reusable = np.array([self._disk is None or part.name is not None for part in columns.parts], np.bool_)
-        kept_numbers = np.flatnonzero(is_reusable[: len(counts)] & (counts > 0))
+        kept_numbers = np.flatnonzero(is_reusable & (counts > 0))
         if len(kept_numbers) >= _PARTS_AT_MOST:
             largest_first = kept_numbers[np.argsort(-counts[kept_numbers])]
             kept_numbers = np.sort(largest_first[: _PARTS_AT_MOST // 2])

@@ -380,3 +380,20 @@ def test_deletes_that_are_added_again(tmp_path: Path, process: Begin) -> None:
         wait_until_settled(tmp_path / "t" / "metadata" / "version-hint.text")
         actual = [sorted(reader.scan().column("id").to_pylist()) for reader in readers]
         assert actual == [ids] * 2
+
+
+def test_a_file_that_is_named_twice_with_two_numbers(tmp_path: Path, process: Begin) -> None:
+    """If a data file is added again while it is there, each reader applies the deletes of its path to both, also a full cache that knew one of them."""
+    process()
+    table = IcebergTable.create(tmp_path / "t", {"id": "int", "name": "string"})
+    (file,) = table.data([{"id": number, "name": "row"} for number in range(4)])
+    readers = [opened(tmp_path / "t", tmp_path / mode, mode, "id") for mode in ("none", "full")]
+    for files, ids in (
+        ([file], [0, 1, 2, 3]),
+        ([table.positions([(file, 1)])], [0, 2, 3]),
+        ([file], [0, 0, 2, 2, 3, 3]),
+        ([table.positions([(file, 3)])], [0, 0, 2, 2]),
+    ):
+        table.commit(files)
+        wait_until_settled(tmp_path / "t" / "metadata" / "version-hint.text")
+        assert [sorted(reader.scan().column("id").to_pylist()) for reader in readers] == [ids] * 2
