@@ -592,7 +592,7 @@ class TableVersion:
                 extras["columns"] = numbers[id(file.columns)]
             if file.format is not None:
                 extras["format"] = file.format.value
-            if file.equality:
+            if file.equality or file.sequence:
                 extras["equality"] = [file.sequence, *(groups[id(group)] for group in file.equality)]
             rows.append(
                 [*file.to_json(), extras] if file.columns is not None or any(extras.values()) else file.to_json()
