@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from pyspark_lookup.core.credentials import find_origin
 from pyspark_lookup.errors import LookupFunctionError, OptionError, SchemaError, foreign_text
 from pyspark_lookup.sources.credentials import CREDENTIALS, Credentials
 from pyspark_lookup.sources.providers.functions import AsyncLookupFunction, DatedRows, FinalLookupError
@@ -271,8 +272,9 @@ class HttpFunction(AsyncLookupFunction):
             target = ""
         if request.body is not None and response.status not in (307, 308):
             raise self._error(request, f"status {response.status} redirects a POST request: correct lookup.http.url")
-        if _origin_of(target) != _origin_of(url):
-            place = _origin_of(target) or "an address that is not a URL"
+        origin = find_origin(target)
+        if origin is None or origin != find_origin(url):
+            place = "an address that is not a URL" if origin is None else "{}://{}:{}".format(*origin)
             raise self._error(
                 request,
                 f"status {response.status} redirects to {place}, which is not followed: correct lookup.http.url",
@@ -308,20 +310,6 @@ def _as_url(text: str) -> yarl.URL:
     import yarl
 
     return yarl.URL(text, encoded=True)  # a value that is encoded must not be decoded again
-
-
-def _origin_of(url: str) -> str | None:
-    """The scheme, host and port of a URL, as a text; None for a URL that has a user, or no host."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    except ValueError:
-        return None
-    return (
-        None
-        if not parts.hostname or port is None or "@" in parts.netloc
-        else f"{parts.scheme}://{parts.hostname}:{port}"
-    )
 
 
 def _proxy(url: str) -> str | None:
