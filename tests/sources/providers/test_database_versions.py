@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import re
 import subprocess
@@ -12,13 +13,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import duckdb
+import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import LookupFunctionError
 from pyspark_lookup.sources.providers.databases import database as kinds
 from pyspark_lookup.sources.providers.databases import database_table
-from tests.support.databases import CHANGES, VERSION, Database, recipe
+from tests.support.databases import CHANGES, VERSION, Database, literal, recipe
 from tests.support.followed_tables import AGED, History, Options, Requests, System, Way, Write
 from tests.support.fuzzing import BY_NIGHT, by_day, seeds
 from tests.support.lookup_functions import ids
@@ -112,7 +114,7 @@ class Customers(System):
             if keys is not None:
                 requests.keys += map(int, re.findall(r"\d+", keys[1]))
             elif "FROM customers_changes" in text:
-                requests.changes += "FETCH" not in text
+                requests.changes += "FETCH" not in text and "LIMIT 0" not in text
             elif "FROM customers_version" in text:
                 requests.versions += "trimmed" not in text
             else:
@@ -229,6 +231,29 @@ def test_since_has_the_type_of_the_version(postgres: Database) -> None:
     assert table.metrics()["changesFailureCount"] == 0
 
 
+@pytest.mark.parametrize("fixture", ["postgres", "duckdb_file"])
+def test_changed_keys_that_are_infinite_times(request: pytest.FixtureRequest, fixture: str) -> None:
+    """A change of a row with an infinite date reaches caches, which know it by the last day; also with a version whose digits have no limit."""
+    database: Database = request.getfixturevalue(fixture)
+    name, log = (
+        database.create("d DATE, n INTEGER", "('infinity', 1)"),
+        database.create("n INTEGER, d DATE", "(1, NULL)"),
+    )
+    version = "sum(n)::numeric" if fixture == "postgres" else "max(n)"
+    followed = {
+        "lookup.version-query": f"SELECT {version} FROM {log}",
+        "lookup.changes-query": f"SELECT d FROM {log} WHERE n > :since",
+    }
+    tables = [database.table(name, "d", cache, followed) for cache in (PARTIAL, FULL)]
+    last = datetime.date(9999, 12, 31)
+    for n in range(1, 4):
+        for table in tables:
+            assert table.get(last) == [{"d": last, "n": n}]
+        database.execute(f"UPDATE {name} SET n = n + 1")
+        database.execute(f"INSERT INTO {log} VALUES ({10 * n}, 'infinity')")
+    assert [table.metrics()["changesFailureCount"] for table in tables] == [0, 0]
+
+
 def test_changes_without_the_key(postgres: Database) -> None:
     """The error of the query is counted, and all keys are looked up again."""
     name = postgres.create("id integer, n integer", "(1, 1)")
@@ -242,6 +267,44 @@ def test_changes_without_the_key(postgres: Database) -> None:
     postgres.execute(f"UPDATE {name} SET n = 2; INSERT INTO counted VALUES (2)")
     assert table.get(1) == [{"id": 1, "n": 2}]
     assert table.metrics()["changesFailureCount"] == 1
+
+
+def test_mariadb_floats_that_change(mariadb: Database) -> None:
+    """Changed keys and versions have all digits of a FLOAT. In the server's results, it has six."""
+    name = mariadb.create("id FLOAT, v INTEGER", "(16777216, 1)", "(0.1, 1)")
+    log = mariadb.create("n FLOAT, id FLOAT", "(16777214, NULL)", name="log")
+    followed = {
+        "lookup.version-query": f"SELECT max(n) FROM {log}",
+        "lookup.changes-query": f"SELECT id FROM {log} WHERE n > :since AND '%s' <> ''",
+    }
+    table = mariadb.table(name, "id", PARTIAL, followed)
+    keys = pa.table({"id": pa.array([16777216, 0.1], pa.float32())})
+    for number in (1, 2):
+        assert table.get_many(keys)["v"].to_pylist() == [number] * 2
+        mariadb.execute(f"UPDATE {name} SET v = v + 1")
+        mariadb.execute(f"INSERT INTO {log} VALUES ({16777214 + number}, 16777216), ({16777214 + number}, 0.1)")
+    assert (table.metrics()["changedKeyCount"], table.metrics()["changesFailureCount"]) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("fixture", "key", "old", "new"), [("sqlite", "INTEGER", None, 5), ("mariadb", "VARCHAR(9)", "a", "A")]
+)
+def test_keys_that_the_recipe_logs(
+    request: pytest.FixtureRequest, fixture: str, key: str, old: int | str | None, new: int | str
+) -> None:
+    """An update logs the old key, even if the database does not call the new one different: a null, or a text in a lax collation."""
+    database: Database = request.getfixturevalue(fixture)
+    for name in ("customers_changes", "customers_version", "customers"):
+        database.execute(f"DROP TABLE IF EXISTS {name}")
+    database.execute(f"CREATE TABLE customers (id {key}, city VARCHAR(9))")
+    logged = re.sub(r"\bid INT(EGER)?\b", f"id {key}", recipe(database.scheme))
+    database.script(logged)
+    database.execute(f"INSERT INTO customers VALUES ({literal(old)}, 'Oslo')")
+    table = database.table("customers", "id", FULL, CHANGING)
+    assert table.scan()["id"].to_pylist() == [old]
+    database.execute(f"UPDATE customers SET id = {literal(new)}")
+    assert table.scan()["id"].to_pylist() == [new]
+    assert table.metrics()["changesFailureCount"] == 0
 
 
 @pytest.mark.parametrize("database", by_day(["mariadb", "sqlite", "postgres", "duckdb_file"], 2), indirect=True)

@@ -131,7 +131,6 @@ POSTGRES = [
     ("date[]", "'{infinity}'", pa.list_(TEXT), ["infinity"]),
     ("numeric(3, 1)[]", "'{1.5}'", pa.list_(TEXT), ["1.5"]),
 ]  # fmt: skip
-NO_KEY_FINDS = {"infinity", "-infinity"}  # a time that stands for an infinite one
 
 
 def test_postgres_keys_that_are_equal_to_the_database_only(postgres: Database) -> None:
@@ -143,6 +142,87 @@ def test_postgres_keys_that_are_equal_to_the_database_only(postgres: Database) -
     assert [row["a"] for row in postgres.table(name, "b").get("ab  ")] == ["ab"]
     rows = postgres.table(name, "u").get_many(pa.table({"u": [UUID, UUID.upper(), "no uuid", f"{{{UUID}}}"]}))
     assert rows["key_index"].to_pylist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("fixture", "collation"), [("postgres", "lax"), ("duckdb_file", "NOCASE"), ("sqlite", "NOCASE")]
+)
+def test_a_row_comes_once(request: pytest.FixtureRequest, fixture: str, collation: str) -> None:
+    """A row comes once, if the database holds several keys for equal to its own; also from the cache."""
+    database: Database = request.getfixturevalue(fixture)
+    if fixture == "postgres":
+        database.execute(
+            "CREATE COLLATION IF NOT EXISTS lax (provider = icu, locale = 'und-u-ks-level1', deterministic = false)"
+        )
+    name = database.create(f"a INTEGER, b TEXT COLLATE {collation}", "(1, 'Ab')", "(1, 'ab')")
+    for keys, columns in (("b", {}), ("a,b", {"a": [1] * 3})):
+        table = database.table(name, keys, PARTIAL)
+        rows = table.get_many(pa.table({**columns, "b": ["AB", "Ab", "aB"]}))
+        assert [(row["key_index"], row["b"]) for row in rows.to_pylist()] == [(1, "Ab")]
+        assert table.get(*(["Ab"] if keys == "b" else [(1, "Ab")])) == [{"a": 1, "b": "Ab"}]
+
+
+@pytest.mark.parametrize("fixture", ["postgres", "duckdb_file"])
+def test_keys_that_are_infinite_times(request: pytest.FixtureRequest, fixture: str) -> None:
+    """The first and the last time find the rows with infinite times, for which they stand, and those with these times; also in keys of two columns."""
+    database: Database = request.getfixturevalue(fixture)
+    name = database.create(
+        "d DATE, z TIMESTAMPTZ, n INTEGER",
+        "('infinity', 'infinity', 1)", "('9999-12-31', '-infinity', 2)", "('-infinity', '9999-12-31 23:59:59.999999Z', 3)",
+        "('infinity', '2024-01-01 00:00:00Z', 4)", "('2024-01-01', 'infinity', 5)",
+    )  # fmt: skip
+    first, last = datetime.datetime(1, 1, 1, tzinfo=UTC), LAST.replace(tzinfo=UTC)
+    for row in database.table(name, "n").scan().to_pylist():
+        key = (row["d"], row["z"])
+        assert row["n"] in [match["n"] for match in database.table(name, "d,z").get(key)]
+    found = database.table(name, "d").get_many(pa.table({"d": [LAST.date(), first.date()]}))
+    assert sorted(zip(found["key_index"].to_pylist(), found["n"].to_pylist(), strict=True)) == [
+        (0, 1),
+        (0, 2),
+        (0, 4),
+        (1, 3),
+    ]
+    assert sorted(row["n"] for row in database.table(name, "z").get(last)) == [1, 3, 5]
+
+
+def test_postgres_times_that_it_does_not_have(postgres: Database) -> None:
+    """A time that the column cannot hold is the key of no row, and no error for others; years before the first are found."""
+    name = postgres.create(
+        "id INTEGER, d date, t timestamp, z timestamptz",
+        "(1, '0044-03-15 BC', '0044-03-15 12:00 BC', '0044-03-15 12:00Z BC')", "(2, '10000-01-01', '10000-01-01', '10000-01-01')",
+    )  # fmt: skip
+    table = postgres.table(name, "id").scan()
+    for column, unit in (("d", pa.int32()), ("t", pa.int64()), ("z", pa.int64())):
+        extremes = pa.array([-(2 ** (unit.bit_width - 1)), 2 ** (unit.bit_width - 1) - 1], unit)
+        kind = table.schema.field(column).type
+        keys = pa.concat_arrays([extremes.cast(kind), table[column].combine_chunks()])
+        rows = postgres.table(name, column).get_many(pa.table({column: keys}))
+        assert rows["key_index"].to_pylist() == [2, 3]
+
+
+def test_postgres_a_column_that_became_wider(postgres: Database) -> None:
+    """A table that is open is looked up in after a column became wider."""
+    name = postgres.create("id INTEGER, n INTEGER", "(1, 10)")
+    table = postgres.table(name, "id", ONCE)
+    assert table.get(1) == [{"id": 1, "n": 10}]
+    postgres.execute(f"ALTER TABLE {name} ALTER n TYPE bigint")
+    assert table.get(1) == [{"id": 1, "n": 10}]
+
+
+def test_duckdb_keys_in_nanoseconds(duckdb_file: Database) -> None:
+    """A time in nanoseconds is found by the microsecond that the column shows."""
+    name = duckdb_file.create("t TIMESTAMP_NS, n INTEGER", "('2024-01-01 10:00:00.123456789', 1)")
+    (row,) = duckdb_file.table(name, "n").scan().to_pylist()
+    assert duckdb_file.table(name, "t").get(row["t"]) == [row]
+
+
+def test_sqlite_names_of_the_query_are_its_own(sqlite: Database) -> None:
+    """A table has any name, also a short one that a statement could use."""
+    for name in ("k", "t"):
+        sqlite.execute(f"CREATE TABLE {name} (k0 INTEGER)")
+        sqlite.execute(f"INSERT INTO {name} VALUES (1)")
+        assert sqlite.table(name, "k0").get(9) == []
+        assert sqlite.query(f"SELECT k0 AS id FROM {name}", "id").get(1) == [{"id": 1}]
 
 
 def test_postgres_scans_by_time(postgres: Database) -> None:
@@ -257,11 +337,11 @@ def test_values_and_keys_of_every_type(database: Database) -> None:
         assert list(first.values())[1:] == [value for *_, value in cases]
         assert list(second.values())[1:] == [None] * len(cases)
     keys = {}
-    for number, (kind, text, arrow, value) in enumerate(cases):
+    for number, (kind, _, arrow, value) in enumerate(cases):
         if kind in NO_KEYS.get(database.scheme, ()):
             with pytest.raises(OptionError, match=rf"key column 'c{number}' .* cast it in lookup.query"):
                 database.table(name, f"c{number}")
-        elif not pa.types.is_nested(arrow) and not any(word in text for word in NO_KEY_FINDS):
+        elif not pa.types.is_nested(arrow):
             keys[f"c{number}"] = pa.array([value], arrow)
     assert database.table(name, ",".join(keys)).get_many(pa.table(keys))["id"].to_pylist() == [1]
 
@@ -298,6 +378,58 @@ def test_mariadb_values_that_are_no_time(mariadb: Database) -> None:
         table.get(1)
 
 
+def test_mariadb_years(mariadb: Database) -> None:
+    """A number is the year with this number. The server reads the numbers 1 to 99 as years of two digits, and compares no later year than 2155."""
+    name = mariadb.create("id INTEGER, y YEAR", "(1, 0)", "(2, 1955)", "(3, 1970)", "(4, 2005)", "(5, NULL)")
+    for where, found in (
+        ("y >= 1", [2, 3, 4]),
+        ("y < 70", [1]),
+        ("y < 2156", [1, 2, 3, 4]),
+        ("y > -1", [1, 2, 3, 4]),
+        ("y = 70", []),
+        ("y IN (5, 55, 1955)", [2]),
+        ("y = 0", [1]),
+    ):
+        assert sorted(mariadb.table(name, "id", {"lookup.where": where}).scan()["id"].to_pylist()) == found, where
+    keys = pa.table({"y": [70, 5, 0, -1, 1970, 2155, 2156, 99, 1]})
+    rows = mariadb.table(name, "y").get_many(keys)
+    assert sorted(zip(*rows.select(["key_index", "id"]).to_pydict().values(), strict=True)) == [(2, 1), (4, 3)]
+
+
+def test_mariadb_times_that_python_does_not_have(mariadb: Database) -> None:
+    """A time before the year 0 or after the year 9999 is the key of no row, and no error. A time of the year 0 is the key of its rows."""
+    days = pa.array([-719_529, -719_528 + 31, 19_782, 2_932_897], pa.int32()).cast(pa.date32())
+    name = mariadb.create("d DATE, dt DATETIME(6), ts TIMESTAMP NULL", "('0000-02-01', '0000-02-01', NULL)")
+    mariadb.execute(f"INSERT INTO {name} VALUES ('2024-02-29', '2024-02-29', '2024-02-29'), (NULL, NULL, NULL)")
+    for key, kind, found in (
+        ("d", pa.date32(), [1, 2]),
+        ("dt", pa.timestamp("us"), [1, 2]),
+        ("ts", pa.timestamp("us", "UTC"), [2]),
+    ):
+        table = mariadb.query(f"SELECT {key} FROM {name}", key, ONCE)
+        assert sorted(table.get_many(pa.table({key: days.cast(kind)}))["key_index"].to_pylist()) == found
+    last = pa.array([253_402_300_800_000_000, 2**60, 2**63 - 1, -(2**63)]).cast(pa.timestamp("us"))
+    table, statement_count = mariadb.table(name, "dt", ONCE), len(mariadb.statements())
+    assert table.get_many(pa.table({"dt": last})).num_rows == 0
+    assert len(mariadb.statements()) == statement_count  # the server is not asked for them
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["sql_mode = 'ANSI,PAD_CHAR_TO_FULL_LENGTH'", "sql_mode = 'EMPTY_STRING_IS_NULL'", "sql_select_limit = 1"],
+)
+def test_mariadb_settings_that_change_results(mariadb: Database, setting: str) -> None:
+    """Rows are the same whatever modes and limits the server is set to."""
+    name = mariadb.create("id INTEGER, k VARCHAR(9), c CHAR(5)", "(1, '', 'ab')", "(2, 'a', 'c')")
+    mariadb.execute(f"SET GLOBAL {setting}")
+    try:
+        assert mariadb.table(name, "k").get("") == [{"id": 1, "k": "", "c": "ab"}]
+        assert mariadb.table(name, "c").get("ab") == [{"id": 1, "k": "", "c": "ab"}]
+        assert sorted(mariadb.table(name, "id").scan()["c"].to_pylist()) == ["ab", "c"]
+    finally:
+        mariadb.execute(f"SET GLOBAL {setting.partition(' ')[0]} = DEFAULT")
+
+
 def test_sqlite_values_of_other_types(sqlite: Database) -> None:
     """A value that its column does not declare is an error that names the column; so is a column without a type, unless lookup.schema has it."""
     name = sqlite.create("i INTEGER, t TEXT COLLATE NOCASE, x", "(1, 'a', 1)", "('wrong', 'c', 'text')")
@@ -322,6 +454,9 @@ def test_sqlite_values_of_other_types(sqlite: Database) -> None:
     ):
         table.get("c")
     assert sqlite.table(name, "t", ONCE, {"lookup.schema": "t STRING, x INT"}).get("a") == [{"t": "a", "x": 1}]
+    name = sqlite.create("id, x", "(1, 0.1)")
+    with pytest.raises(LookupFunctionError, match=r"'x'.* FLOAT|x.*float"):
+        sqlite.table(name, "id", ONCE, {"lookup.schema": "id INT, x FLOAT"}).get(1)
 
 
 def test_a_day_that_python_does_not_have(sqlite: Database) -> None:

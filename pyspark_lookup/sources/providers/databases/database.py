@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_lookup.errors import LookupFunctionError, OptionError, raise_ours
 from pyspark_lookup.sources.credentials import Credentials
@@ -57,7 +58,8 @@ class Column:
     `exact`: whether the database compares the column as this package does; otherwise it may also return other rows. `ordered`: whether `<`
     may be left to the database, too. `findable`: whether the column can be a key.
     `pattern`: a regular expression of the texts that the column may have; the database takes no other as a parameter. `finite`: whether it takes
-    no NaN and no infinite value, and so has none.
+    no NaN and no infinite value, and so has none. `range`: the first and the last number, date or time that the database takes, as numbers of the type
+    (None: it takes all). `infinite`: the SQL type of a column of dates or times that may be infinite, which `STAND_INS` stand for.
     """
 
     name: str
@@ -70,6 +72,8 @@ class Column:
     findable: bool = True
     pattern: str = ""
     finite: bool = False
+    range: tuple[int, int] | None = None
+    infinite: str = ""
 
     @property
     def field(self) -> pa.Field:
@@ -90,6 +94,33 @@ class Condition:
 
     sql: str
     parameters: tuple[tuple[Any, Column], ...] = ()
+
+
+# Spark has no infinite times. Its JDBC source of PostgreSQL reads them as these two, too.
+STAND_INS = {"infinity": "9999-12-31 23:59:59.999999", "-infinity": "0001-01-01"}
+
+
+def read_finite(raw: str, kind: str) -> str:
+    """The SQL of a date or time, with its stand-in where it is infinite. `kind`: its SQL type."""
+    cases = " ".join(f"WHEN '{infinite}' THEN '{finite}'::{kind}" for infinite, finite in STAND_INS.items())
+    return f"CASE {raw} {cases} ELSE {raw} END"
+
+
+def add_infinite_keys(sql: str, names: Sequence[str], keys: Sequence[Column], values: pa.Table) -> str:
+    """The SQL of requested keys, and of the infinite keys for which some of them stand. `sql`: a SELECT of `names`, which has `values`."""
+    times = pa.array([*STAND_INS.values()]).cast(pa.timestamp("us"))
+    for name, key in zip(names, keys, strict=True):
+        if not key.infinite:
+            continue
+        if not pc.any(pc.is_in(values[key.name], value_set=times.cast(key.type, safe=False))).as_py():
+            continue
+        cases = " ".join(
+            f"WHEN '{finite}'::{key.infinite} THEN '{infinite}'::{key.infinite}"
+            for infinite, finite in STAND_INS.items()
+        )
+        infinite_names = ", ".join(f"CASE {name} {cases} END" if other == name else other for other in names)
+        sql += f" UNION ALL SELECT {infinite_names} FROM ({sql}) AS k ({', '.join(names)})"
+    return sql
 
 
 class Connection(abc.ABC):

@@ -276,7 +276,10 @@ class DatabaseTable:
 def _declared(column: Column, kind: pa.DataType) -> Column:
     """A column that the database gives no type, with the type that lookup.schema gives it."""
     findable = not (pa.types.is_decimal(kind) or pa.types.is_timestamp(kind))
-    return dataclasses.replace(column, type=kind, exact=False, findable=findable)
+    # Floats come as doubles, so that a value is refused which a float cannot hold.
+    return dataclasses.replace(
+        column, type=pa.float64() if kind == pa.float32() else kind, exact=False, findable=findable
+    )
 
 
 def _named(columns: Sequence[Column], names: Sequence[str]) -> list[Column]:
@@ -433,6 +436,10 @@ class _Lookups(LookupFunction):
         for column in columns:  # no row has any other value
             if column.pattern:
                 requested = requested.filter(pc.match_substring_regex(requested[column.name], column.pattern))
+            if column.range is not None:
+                numbers = requested[column.name].cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
+                first, last = column.range
+                requested = requested.filter(pc.and_(pc.greater_equal(numbers, first), pc.less_equal(numbers, last)))
             if column.finite:
                 requested = requested.filter(pc.is_finite(requested[column.name]))
         if not requested.num_rows:

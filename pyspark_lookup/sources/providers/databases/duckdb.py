@@ -23,6 +23,8 @@ from pyspark_lookup.sources.providers.databases.database import (
     Connection,
     Database,
     Source,
+    add_infinite_keys,
+    read_finite,
     table_of_batches,
     tokens_of,
     values_of,
@@ -143,19 +145,19 @@ class _DuckdbConnection(Connection):
         connection.execute("SET python_enable_replacements = false")
         connection.execute("SET enable_progress_bar = false")  # it would go to the output of the process
 
-    def columns(self, source: Source) -> list[Column]:
-        relation = self._connection.sql(f"SELECT * FROM {source.sql}")
-        schema = relation.limit(0).to_arrow_table().schema
+    def columns(self, source: Source, parameters: Sequence[Any] = ()) -> list[Column]:
+        relation = self._run(f"SELECT * FROM {source.sql} LIMIT 0", parameters)
+        schema = relation.to_arrow_table().schema
         return [self._column(field, str(kind)) for field, kind in zip(schema, relation.types, strict=True)]
 
     def _column(self, field: pa.Field, kind: str) -> Column:
         raw = f"t.{self._database.quote(field.name)}"
         if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type):
-            # Spark has no infinite times, see PostgreSQL.
             name = "DATE" if pa.types.is_date(field.type) else "TIMESTAMPTZ" if field.type.tz else "TIMESTAMP"
-            ends = f"WHEN {raw} > '1970-01-01' THEN '9999-12-31 23:59:59.999999'::{name} ELSE '0001-01-01'::{name}"
-            value = f"CASE WHEN {raw} IS NULL OR isfinite({raw}) THEN {raw}::{name} {ends} END"
-            return Column(field.name, spark_type(field.type), value, raw, ordered=True)
+            # Nanoseconds are rounded, and a key is what the rounded value is.
+            in_type = f"{raw}::{name}" if kind == "TIMESTAMP_NS" else raw
+            value = read_finite(f"{raw}::{name}", name)
+            return Column(field.name, spark_type(field.type), value, in_type, ordered=True, infinite=name)
         try:
             type_ = spark_type(field.type)
         except SchemaError:  # such as a time of day or a union
@@ -172,7 +174,7 @@ class _DuckdbConnection(Connection):
     def rows(self, source: Source, columns: Sequence[Column], condition: Condition | None) -> Iterator[pa.RecordBatch]:
         # One statement sees one state.
         statement = self._database.select(source, columns, condition)
-        yield from self._run(statement, condition).to_arrow_reader(BATCH_ROWS)
+        yield from self._run(statement, values_of(condition)).to_arrow_reader(BATCH_ROWS)
 
     def rows_of_keys(
         self,
@@ -184,22 +186,27 @@ class _DuckdbConnection(Connection):
     ) -> pa.Table:
         names = [f"k{number}" for number in range(len(keys))]
         self._connection.register("lookupcache_keys", values.rename_columns(names))
+        requested = add_infinite_keys(f"SELECT {', '.join(names)} FROM lookupcache_keys", names, keys, values)
         pairs = [f"{key.key} = {key.parameter.format(f'k.{name}')}" for key, name in zip(keys, names, strict=True)]
-        joined = Source(f"lookupcache_keys AS k JOIN {source.sql} ON {' AND '.join(pairs)}", source.label)
-        statement = self._database.select(joined, columns, condition)
-        rows: pa.Table = self._run(statement, condition).to_arrow_table()
+        # No JOIN: several keys may be equal in the column's collation, and a row comes once.
+        matching = Source(f"{source.sql} SEMI JOIN ({requested}) AS k ON {' AND '.join(pairs)}", source.label)
+        statement = self._database.select(matching, columns, condition)
+        rows: pa.Table = self._run(statement, values_of(condition)).to_arrow_table()
         return rows
 
-    def _run(self, statement: str, condition: Condition | None) -> Any:
-        parameters = values_of(condition)
+    def _run(self, statement: str, parameters: Sequence[Any]) -> Any:
         return self._connection.sql(statement, params=parameters) if parameters else self._connection.sql(statement)
 
     def query(self, statement: str, most: int, since: pa.Array | None = None) -> pa.Table | None:
         if since is None:
-            relation = self._connection.sql(statement)
+            select, parameters = statement, []
         else:
-            relation = self._connection.sql(self._database.place_since(statement, "$1")[0], params=since.to_pylist())
-        reader = relation.to_arrow_reader(BATCH_ROWS)
+            source, parameters = (
+                self._database.subquery(self._database.place_since(statement, "$1")[0]),
+                since.to_pylist(),
+            )
+            select = self._database.select(source, self.columns(source, parameters), None)
+        reader = self._run(select, parameters).to_arrow_reader(BATCH_ROWS)
         return table_of_batches(reader, most, reader.schema)
 
     def close(self) -> None:

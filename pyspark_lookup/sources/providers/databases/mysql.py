@@ -33,6 +33,9 @@ _TIMES = {
     "DATETIME": pa.timestamp("us"),
     "TIMESTAMP": pa.timestamp("us", "UTC"),
 }
+_LAST_YEAR = 2155  # of the type YEAR
+_FIRST_DAY, _LAST_DAY = -719_528, 2_932_896  # those of the years 0000 and 9999, in days since 1970
+_DAY = 86_400_000_000  # in microseconds
 _BINARY = 63  # the number of the character set of bytes
 _PARAMETERS = {
     "user": "user",
@@ -42,9 +45,11 @@ _PARAMETERS = {
     "ssl_key": "ssl_key",
 }
 _OPTION_FILE = "~/.my.cnf"
-# Texts are then the same whatever the server is set to, and nothing can be written.
+# Texts and results are then the same whatever the server is set to, and nothing can be written. Of the SQL modes, those go that change texts:
+# statements of the user's may need others. (In one of them, '' is NULL, so a comma takes its place.)
 _SETTINGS = (
-    "SET SESSION time_zone = '+00:00'",
+    "SET SESSION time_zone = '+00:00', SESSION sql_select_limit = 18446744073709551615, "
+    "SESSION sql_mode = REPLACE(REPLACE(@@sql_mode, 'PAD_CHAR_TO_FULL_LENGTH', ','), 'EMPTY_STRING_IS_NULL', ',')",
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
 )
 
@@ -117,9 +122,13 @@ class _MysqlConnection(Connection):
                 "SET SESSION character_set_results = NULL"
             )  # the description then has the columns' own character sets
             cursor.execute(f"SELECT * FROM {source.sql} LIMIT 0", ())
-            fields = cursor._result.fields
+            columns = self._described(cursor)
             cursor.execute("SET SESSION character_set_results = utf8mb4")
-        return [_column(field, f"t.{self._database.quote(field.name)}") for field in fields]
+        return columns
+
+    def _described(self, cursor: Any) -> list[Column]:
+        """The columns of a cursor's result, if it is selected from as `t`."""
+        return [_column(field, f"t.{self._database.quote(field.name)}") for field in cursor._result.fields or ()]
 
     def rows(self, source: Source, columns: Sequence[Column], condition: Condition | None) -> Iterator[pa.RecordBatch]:
         statement = self._database.select(source, columns, condition)
@@ -157,7 +166,7 @@ class _MysqlConnection(Connection):
         values: pa.Table,
         condition: Condition | None,
     ) -> pa.Table:
-        lists = [values[key.name].to_pylist() for key in keys]
+        lists = [_parameters(values[key.name]) for key in keys]
         marks = ", ".join(key.parameter.format("%s") for key in keys)
         names = ", ".join(key.key for key in keys)
         requested = f"({names}) IN ({', '.join([f'({marks})'] * values.num_rows)})"
@@ -168,11 +177,21 @@ class _MysqlConnection(Connection):
 
     def query(self, statement: str, most: int, since: pa.Array | None = None) -> pa.Table | None:
         statement, count = self._database.place_since(statement.replace("%", "%%"), "%s")
-        with self._streaming(statement, [] if since is None else since.to_pylist() * count) as cursor:
-            columns = [_column(field, "") for field in cursor._result.fields or ()]
+        parameters = [] if since is None else _parameters(since) * count
+        columns, rows = self._result(statement, parameters, most)
+        if rows is None or pa.float32() not in rows.schema.types:
+            return rows
+        # A FLOAT comes as a text of six digits. So we ask again, for doubles.
+        statement = self._database.select(Source(f"({statement}) AS t", "the query"), columns, None)
+        return self._result(statement, parameters, most)[1]
+
+    def _result(self, statement: str, parameters: Sequence[Any], most: int) -> tuple[list[Column], pa.Table | None]:
+        """The columns and rows of a statement's result; no rows if there are more than `most`."""
+        with self._streaming(statement, parameters) as cursor:
+            columns = self._described(cursor)
             parts = iter(lambda: cursor.fetchmany(BATCH_ROWS) or None, None)
             batches = (_batch(rows, columns, Source("", "the query")) for rows in parts)
-            return table_of_batches(batches, most, pa.schema([column.field for column in columns]))
+            return columns, table_of_batches(batches, most, pa.schema([column.field for column in columns]))
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
@@ -189,8 +208,9 @@ def _column(field: Any, raw: str) -> Column:
     if code in _INTEGERS:
         kind = (_UNSIGNED if unsigned else _SIGNED)[_INTEGERS[code]]
         return Column(field.name, kind, raw, raw, ordered=True)
+    # To the server, the numbers 1 to 99 are years of two digits, and no year is less than a number after the last year.
     if code == "YEAR":
-        return Column(field.name, pa.int16(), raw, raw, ordered=True)
+        return Column(field.name, pa.int16(), raw, raw, exact=False, range=(0, _LAST_YEAR))
     if code == "FLOAT":  # as a double, whose text has all digits
         return Column(field.name, pa.float32(), f"({raw} + 0e0)", f"({raw} + 0e0)", exact=False, finite=True)
     if code == "DOUBLE":
@@ -200,7 +220,9 @@ def _column(field: Any, raw: str) -> Column:
         kind = pa.decimal128(precision, field.scale) if precision <= 38 else pa.string()
         return Column(field.name, kind, raw, raw, exact=precision <= 38, ordered=precision <= 38)
     if code in _TIMES:
-        return Column(field.name, _TIMES[code], raw, raw, ordered=True)
+        kind = _TIMES[code]
+        taken = (_FIRST_DAY, _LAST_DAY) if pa.types.is_date(kind) else (_FIRST_DAY * _DAY, (_LAST_DAY + 1) * _DAY - 1)
+        return Column(field.name, kind, raw, raw, ordered=True, range=taken)
     if code in ("BIT", "GEOMETRY"):
         return Column(field.name, pa.binary(), raw, raw, findable=False)
     if code == "JSON":  # no text equals one
@@ -230,6 +252,16 @@ def _charset(collation: int) -> str:
         return str(charset_by_id(collation).name)
     except KeyError:
         return ""
+
+
+def _parameters(values: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Values as the driver takes them. Times are texts, since Python has no year 0."""
+    if pa.types.is_timestamp(values.type):  # without the time zone, which is UTC
+        values = values.cast(pa.timestamp("us")).cast(pa.string())
+    elif pa.types.is_date(values.type):
+        values = values.cast(pa.string())
+    parameters: list[Any] = values.to_pylist()
+    return parameters
 
 
 def _batch(rows: Sequence[Sequence[Any]], columns: Sequence[Column], source: Source) -> pa.RecordBatch:

@@ -18,6 +18,8 @@ from pyspark_lookup.sources.providers.databases.database import (
     Connection,
     Database,
     Source,
+    add_infinite_keys,
+    read_finite,
     table_of_batches,
     tokens_of,
 )
@@ -32,8 +34,8 @@ _EXACT = {"bool", "int2", "int4", "int8", "date", "timestamp", "timestamptz", "b
 _IN_LISTS = {"bool", "int2", "int4", "int8", "float4", "float8", "text", "varchar", "bytea"}
 _BATCH_BYTES = 4 * 1024 * 1024  # of a scan: some ten batches are in memory at once
 _TEXT_PATTERN = r"^[^\x00]*$"  # the server refuses a text with the character NUL
-# Spark has no infinite times. Its JDBC source reads them as these two, too.
-_INFINITE = "CASE {0} WHEN 'infinity' THEN '9999-12-31 23:59:59.999999'::{1} WHEN '-infinity' THEN '0001-01-01'::{1} ELSE {0} END"
+_FIRST_DAY, _LAST_DAY = -2_440_588, 2_145_042_905  # that the server takes, in days since 1970
+_FIRST_TIME = _FIRST_DAY * 86_400_000_000  # in microseconds; the last one is later than int64 can say
 # Texts that the server makes of values are then the same whatever the server, the role and the database are set to.
 _SETTINGS = (
     "SELECT set_config('default_transaction_read_only', 'on', false), set_config('TimeZone', 'UTC', false), "
@@ -85,9 +87,11 @@ class _PostgresqlConnection(Connection):
         kind = metadata.get(b"POSTGRESQL:type", b"").decode()
         raw = f"t.{self._database.quote(field.name)}"
         if kind in ("date", "timestamp", "timestamptz"):
-            # To send instants, the driver would set the session's time zone in a transaction of its own, which ends ours.
-            parameter = "{}::text{array}::timestamptz{array}" if kind == "timestamptz" else "{}"
-            return Column(field.name, _SAME[kind], _INFINITE.format(raw, kind), raw, parameter, ordered=True)
+            # To send instants, the driver would set the session's time zone in a transaction of its own, which ends ours. The session's zone is UTC.
+            parameter = "{}::timestamp{array}::timestamptz{array}" if kind == "timestamptz" else "{}"
+            taken = (_FIRST_DAY, _LAST_DAY) if kind == "date" else (_FIRST_TIME, 2**63 - 1)
+            value = read_finite(raw, kind)
+            return Column(field.name, _SAME[kind], value, raw, parameter, ordered=True, range=taken, infinite=kind)
         if kind in _SAME:
             # `char(n)` ignores trailing spaces, and a collation may treat different texts as equal.
             parameter = "{}::text{array}::bpchar{array}" if kind == "bpchar" else "{}"
@@ -146,16 +150,15 @@ class _PostgresqlConnection(Connection):
             for key in keys
         ]
         casts = [key.parameter.format(f"${count + number}", array="[]") for number, key in enumerate(keys, 1)]
-        if len(keys) == 1:
-            statement = self._database.select(source, columns, condition, f"{keys[0].key} = ANY ({casts[0]})")
-        else:
-            names = [f"k{number}" for number in range(len(keys))]
-            pairs = [f"{key.key} = k.{name}" for key, name in zip(keys, names, strict=True)]
-            joined = Source(
-                f"unnest({', '.join(casts)}) AS k ({', '.join(names)}) JOIN {source.sql} ON {' AND '.join(pairs)}",
-                source.label,
-            )
-            statement = self._database.select(joined, columns, condition)
+        # No JOIN: several keys may be equal in the column's collation, and a row comes once.
+        names = [f"k{number}" for number in range(len(keys))]
+        select = f"SELECT {', '.join(names)} FROM unnest({', '.join(casts)}) AS k ({', '.join(names)})"
+        requested = add_infinite_keys(select, names, keys, values)
+        matches = f"({', '.join(key.key for key in keys)}) IN ({requested})"
+        if len(keys) == 1:  # with an array, the server takes an index for more keys
+            array = casts[0] if requested == select else f"ARRAY({requested})"
+            matches = f"{keys[0].key} = ANY ({array})"
+        statement = self._database.select(source, columns, condition, matches)
         bound = _bound(parameters)
         bound = pa.record_batch(
             [*bound.columns, *arrays], [str(number) for number in range(len(bound.columns) + len(arrays))]
@@ -163,17 +166,23 @@ class _PostgresqlConnection(Connection):
         with self._connection.cursor() as cursor:
             cursor.execute(statement, bound)
             batches = [_typed(batch, columns) for batch in cursor.fetch_record_batch()]
-        return pa.Table.from_batches(batches, pa.schema([column.field for column in columns]))
+        # The columns may have become wider since they were described.
+        return (
+            pa.Table.from_batches(batches) if batches else pa.schema([column.field for column in columns]).empty_table()
+        )
 
     def query(self, statement: str, most: int, since: pa.Array | None = None) -> pa.Table | None:
         if since is not None:
-            instant = pa.types.is_timestamp(since.type) and since.type.tz is not None
-            parameter = "$1::text::timestamptz" if instant else "$1"
+            value, kind = since[0].as_py(), since.type
+            instant = pa.types.is_timestamp(kind) and kind.tz is not None
+            parameter = "$1::timestamp::timestamptz" if instant else "$1"
+            bound: Condition | None = Condition("true", ((value, Column("", kind, "", "")),))
+            if pa.types.is_string(kind):
+                # Also a number without a limit of its digits is a text here. A literal has the type of what it is compared with.
+                text = value.replace("\\", "\\\\").replace("'", "''")
+                parameter, bound = f"E'{text}'", None
             source = self._database.subquery(self._database.place_since(statement, parameter)[0])
             columns = self.columns(source)
-            bound = Condition(
-                "true", ((since[0].as_py(), Column("", since.type, "", "", parameter if instant else "{}")),)
-            )
             batches = self.rows(source, columns, bound)
             return table_of_batches(batches, most, pa.schema([column.field for column in columns]))
         with self._connection.cursor() as cursor:
@@ -203,7 +212,9 @@ def _decimal(modifier: int) -> pa.DataType | None:
 
 
 def _bindable(values: pa.Array, column: Column) -> pa.Array:
-    """Values in the type in which the driver sends them. Where a parameter is cast, it is a text."""
+    """Values in the type in which the driver sends them. Where a parameter is cast, it is a text or a time in UTC."""
+    if pa.types.is_timestamp(column.type):
+        return values.cast(pa.timestamp("us"))
     return values.cast(pa.string()) if column.parameter != "{}" else values
 
 

@@ -98,9 +98,9 @@ class _SqliteConnection(Connection):
             f"{key.key} = k.{name} AND {key.key} COLLATE BINARY = k.{name}"
             for key, name in zip(keys, names, strict=True)
         ]
-        joined = Source(f"k JOIN {source.sql} ON {' AND '.join(pairs)}", source.label)
+        joined = Source(f"lookupcache_keys AS k JOIN {source.sql} ON {' AND '.join(pairs)}", source.label)
         statement = (
-            f"WITH k ({', '.join(names)}) AS (VALUES {', '.join([marks] * values.num_rows)}) "
+            f"WITH lookupcache_keys ({', '.join(names)}) AS (VALUES {', '.join([marks] * values.num_rows)}) "
             f"{self._database.select(joined, columns, condition)}"
         )
         lists = [_stored(values[key.name].combine_chunks()).to_pylist() for key in keys]
