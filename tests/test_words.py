@@ -56,7 +56,7 @@ def test_paths_of_other_programs(path: str) -> None:
 
 
 def test_arguments_of_a_join_that_are_swapped() -> None:
-    with pytest.raises(OptionError, match=r"^argument df is a str: give a DataFrame of Spark"):
+    with pytest.raises(OptionError, match=r"^argument df is a str: give a Spark DataFrame as the first argument"):
         lookup_join("./cities", None, "id")  # type: ignore[arg-type]
 
 

@@ -158,7 +158,7 @@ class KeyLookupCache(LookupCache):
         """The cached rows of a key; [] if the key is known to have no rows, None if the cache does not know."""
 
     def peek(self, key: Key) -> list[dict[str, Any]] | None:
-        """The same rows as `get_if_present`, but does not count as an access. Override this method in a cache that counts accesses."""
+        """Returns what `get_if_present` returns, but does not count as an access. Override this method in a cache that counts accesses."""
         return self.get_if_present(key)
 
     @abc.abstractmethod

@@ -69,7 +69,7 @@ def _doubles(array: pa.Array) -> Numbers:
 
 
 def sortable_bytes(array: pa.Array) -> pa.Array:
-    """The values as binary in the same order."""
+    """The values as binary that sorts as they do."""
     kind = array.type
     if not pa.types.is_decimal(kind):
         return array.cast(pa.large_binary())

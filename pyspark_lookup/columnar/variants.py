@@ -277,7 +277,7 @@ def _bytes_needed(numbers: Numbers) -> Numbers:
 
 
 def _little_endian(numbers: Numbers, widths: Numbers) -> pa.LargeBinaryArray:
-    """Numbers as bytes, the lowest first. `widths`: how many bytes each number gets, 8 at most."""
+    """Numbers as bytes, the least significant byte first. `widths`: how many bytes each number gets, 8 at most."""
     raw = numbers.astype("<u8").view(np.uint8).reshape(-1, 8)
     return _binary(np.concatenate([[0], np.cumsum(widths)]), raw[np.arange(8) < widths[:, None]])
 

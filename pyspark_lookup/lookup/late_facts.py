@@ -242,10 +242,10 @@ class _Chunk:
 
 @dataclasses.dataclass
 class WaitCounts:
-    """How many facts of a part wait after a micro-batch, how many began to, and how many left in it.
+    """How many facts of a part wait after a micro-batch, how many began to wait in it, and how many stopped.
 
-    `woken`: they have a row now. `expired`: their time was over. `crowded`: too many waited. `oldest_us`: when the fact arrived that has
-    waited longest; None if none waits.
+    `woken`: they have a row now. `expired`: their time was over. `crowded`: too many waited. `oldest_us`: when the fact that has waited
+    longest arrived; None if none waits.
     """
 
     waiting: int = 0

@@ -163,7 +163,7 @@ def _match_argument(keys: Any, between: Any, cidr: Any, starts_with: Any, as_of:
     arguments = [(kind, value) for kind, value in zip(MatchKind, values, strict=True) if value is not ...]
     if len(arguments) > 1:
         names = " and ".join(kind.value for kind, _ in arguments)
-        raise OptionError(f"arguments {names}: give one of them; look up one after the other, or filter the result")
+        raise OptionError(f"arguments {names}: give only one of them; for both, look up twice, or filter the result")
     if not arguments and keys is ...:
         raise OptionError("a key is missing: give a key, or between, cidr, starts_with or as_of")
     return arguments[0] if arguments else None

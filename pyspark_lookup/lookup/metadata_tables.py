@@ -53,9 +53,9 @@ def managed_state(engine: Engine, options: LookupOptions) -> TableState:
     state = engine.managed.read_log(options)
     if state is None:
         raise NotSupportedError(
-            f"{redact('path', options.files.path)} is not (or no longer) a managed table: only tables written by "
-            "format('lookupcache') have a log of their changes: check the path, or read the table's rows: with spark.read, not readStream, and "
-            "without lookup.changes-from"
+            f"{redact('path', options.files.path)} is not (or no longer) a managed table, and lookupcache "
+            "reads changes only of managed tables: check the path, or read the table's rows with spark.read (not readStream), without "
+            "lookup.changes-from"
         )
     return state
 

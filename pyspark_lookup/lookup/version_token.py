@@ -155,8 +155,9 @@ def version_of_token(
 ) -> tuple[Table, TableVersion]:
     """(the table, the version that a token names). Makes no call to the store if this host has the version's list of files on record.
 
-    In a full cache of a provider's table in CACHE mode, returns the version of this host's copy if the host has no copy of the named version. If the version cannot be found any more, returns the version that this execution reads instead on this host; raises VersionGoneError if
-    `lookup.on-version-gone` is FAIL.
+    A full cache of a provider's table in CACHE mode may lack the named version: then this returns the version of this host's own copy, unless
+    `lookup.on-version-gone` is FAIL. If the version cannot be found any more, this returns the version that this execution reads instead on this
+    host, or raises VersionGoneError if `lookup.on-version-gone` is FAIL.
     """
     resolver = reader.resolver
     kind = resolver.kinds.name_of_number(token.kind)
@@ -203,7 +204,7 @@ def _replacement(
     if table.fails_when_gone(options):
         reader.metrics.inc("versionGoneCount")
         raise VersionGoneError(
-            f"version {lost_digest if number is None else number} of {redact('path', table.url)}, which this query resolved, was replaced before this process "
+            f"version {lost_digest if number is None else number} of {redact('path', table.url)}, which this query had chosen, was replaced before this process "
             "read it: run the query again; to change a table under running queries, write files with new names and keep the "
             "old files for a while"
         )

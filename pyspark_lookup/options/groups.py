@@ -86,8 +86,8 @@ class FileOptions:
     )
     success_file: bool = option(
         "lookup.success-file", BOOLEAN, False,
-        doc="A directory without a file `_SUCCESS`, which a job of Spark or Hadoop writes when it has finished, counts as one that a job is "
-            "still writing: `lookup.on-busy` says what a query does then. `lookup.busy-timeout` does not apply.",
+        doc="true: a directory without a file `_SUCCESS` (jobs of Spark and Hadoop write it when they have finished) counts as one that a job is "
+            "still writing; `lookup.on-busy` says what a query does then. `lookup.busy-timeout` does not apply.",
     )
     settle_s: float | None = option(
         "lookup.settle", DURATION, None,
@@ -114,7 +114,7 @@ class FileOptions:
 
     @property
     def names_directory(self) -> bool:
-        """Whether the path is a directory's by its spelling: it ends with a slash, and is no web URL."""
+        """Whether the path's spelling says that it is a directory: it ends with a slash, and is no web URL."""
         return self.path.endswith("/") and not self.path.startswith(("http://", "https://"))
 
 
@@ -188,9 +188,8 @@ class Ref:
 Pin = int | datetime.datetime | str | Ref
 """A version of a table: its number, the one that was current at a time, a list of valid write ids, or a branch or tag."""
 _NUMBER = whole_number(
-    0, 2**63 - 1, "a version of the table, as LookupTable.versions() lists them (of a managed table 1 or more)"
+    0, 2**63 - 1, "the number of a version that LookupTable.versions() lists (1 or more for a managed table)"
 )
-_CHANGES = whole_number(1, 2**63 - 1, "a version of the table, as LookupTable.versions() lists them, 1 or more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,7 +318,7 @@ class VersionOptions:
         doc="If a file is replaced or removed after the query has decided which version it reads: read the newer version (NEWER), or fail (FAIL). "
             "With NEWER, a scan of several tasks fails nevertheless if it would mix versions. With FAIL, a scan in one task "
             "may nevertheless read the newer version: if this task itself has found out which version is current (see `lookup.version-at`), and has "
-            "read nothing of the lost one. Lookups by key then fail.",
+            "read nothing of the lost one. With FAIL, lookups by key always fail.",
     )
     # fmt: on
 
@@ -435,7 +434,7 @@ class StorageOptions:
     parameters: tuple[tuple[str, Any], ...] = option(
         "lookup.storage.*", Kind("any", str), (), hashed=False,
         doc="Parameters of the fsspec filesystem that connects to the store, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; "
-            "never credentials.",
+            "credentials only in the conf file.",
     )
     # fmt: on
 

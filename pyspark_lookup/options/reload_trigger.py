@@ -298,7 +298,8 @@ class TimedCacheReloadTrigger(DueTrigger):
 
 @dataclasses.dataclass(frozen=True)
 class Blackout:
-    """Times of day at which no reload begins. `parse_blackout` parses a `Blackout` from a text, and `str` returns that text.
+    """Times of day at which no reload begins. `parse_blackout` parses a `Blackout` from a text; `str` returns such a text, in a
+    normal form and without `zone`.
 
     `windows` are (start, end), including the start and excluding the end; a window whose end is earlier than its start goes past midnight.
     The two times of a window have the same offset, or no offset: then they are local to `zone` (None: the system's). If a change of clocks

@@ -21,6 +21,7 @@ from pyspark_lookup.columnar.types import unreadable
 from pyspark_lookup.core.memory import check_room
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import PysparkLookupError
+from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.scan.formats import BATCH_ROWS, FileIndex, RangesFile, Unit
 from pyspark_lookup.scan.open_file import OpenFile, in_rounds
 from pyspark_lookup.storage.disk import DERIVED, Disk, OpenSegment, key_of
@@ -227,7 +228,7 @@ def merge(files: Sequence[OpenFile]) -> list[MergedFiles]:
         if not batches:
             continue
         size += sum(batch.nbytes for batch in batches)
-        check_room(2 * size, "the rows of many small files")
+        check_room(2 * size, f"{redact('path', file.piece.file.url)} and other small files: their rows")
         group = next((group for group in groups if _are_alike(group[0], file.index)), None)
         if group is None:
             group = file.index, [], []

@@ -194,9 +194,7 @@ def lookup_join(
     raise the errors of a lookup (see `lookup.on-error`).
     """
     if not hasattr(df, "sparkSession"):
-        raise OptionError(
-            f"argument df is a {type(df).__name__}: give a DataFrame of Spark, which is the first argument"
-        )
+        raise OptionError(f"argument df is a {type(df).__name__}: give a Spark DataFrame as the first argument")
     waiting = _parse_wait(df, wait, wait_on, wait_max_rows, columns)
     if waiting is not None:
         options, retry_s = take_retry_delay({key: option_text(value) for key, value in (options or {}).items()})

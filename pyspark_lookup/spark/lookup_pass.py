@@ -212,8 +212,8 @@ def _compared_by_bytes(name: str, key: str) -> str:
     """
     kind = f"typeof({key})"  # the optimizer replaces this, and all that is computed from it, by a constant
     reason = (
-        ": its texts are equal by rules of that type, and the table compares bytes; before the lookup, cast it to STRING, a CHAR with "
-        "CAST(rtrim(…) AS STRING)"
+        ": Spark compares its texts by rules of that type, but the table compares bytes; before the lookup, cast it to STRING (a CHAR: "
+        "CAST(rtrim(…) AS STRING))"
     )
     message = f"concat({_literal(f'key {name!r} is ')}, {kind}, {_literal(reason)})"
     return f"CASE WHEN {kind} RLIKE '^char[(]|collate' THEN raise_error({message}) ELSE {key} END"

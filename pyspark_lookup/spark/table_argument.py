@@ -375,7 +375,7 @@ def parse_match(
     }
     if len(arguments) > 1:
         names = " and ".join(kind.value for kind in arguments)
-        raise OptionError(f"arguments {names}: give one of them; look up one after the other, or filter the result")
+        raise OptionError(f"arguments {names}: give only one of them; for both, look up twice, or filter the result")
     for kind, value in arguments.items():
         if kind is MatchKind.AS_OF:
             if not isinstance(value, str):

@@ -722,7 +722,8 @@ def differing_files(
 
 
 def require_metadata(table: Table, version: TableVersion) -> VersionMetadata:
-    """The version's metadata, for a table that cannot be read without metadata. Raises ValueError if the version has none (HIVE-21637)."""
+    """The version's metadata, for a table that cannot be read without metadata. Raises ValueError if the version has none, or is one of another
+    table."""
     if version.metadata is None or version.table_id != table.id:
         redacted_path = redact("path", table.url)
         raise ValueError(

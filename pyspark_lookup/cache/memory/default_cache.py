@@ -937,8 +937,8 @@ def group_rows(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[l
     if missing_columns or len(fields) + 1 != rows.num_columns:
         names = [name for name in rows.column_names if name != KEY_INDEX]
         raise SchemaError(
-            f"rows have the columns {', '.join(names)}, but this cache has rows with {', '.join(f.name for f in fields)}: put all rows with "
-            "the same columns"
+            f"rows have the columns {', '.join(names)}, but this cache has rows with {', '.join(f.name for f in fields)}: give all rows of "
+            "a cache the same columns"
         )
     indices = one_array(rows.column(KEY_INDEX)).cast(pa.int64())
     numbers = np.frombuffer(indices.buffers()[1], np.int64, indices.offset + len(indices))[indices.offset :]

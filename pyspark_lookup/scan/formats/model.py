@@ -96,7 +96,8 @@ def detect_format(urls: Sequence[str]) -> FileFormatName:
         urls_by_format.setdefault(kind, url)
     if len(urls_by_format) > 1:
         raise OptionError(
-            f"files of several formats: {', '.join(urls_by_format.values())}: give a glob that matches one format, or set lookup.format"
+            f"files of several formats: {', '.join(urls_by_format.values())}: give a glob that matches one format. If the names are wrong, set lookup.format, "
+            "which applies to all files"
         )
     return next(iter(urls_by_format))
 

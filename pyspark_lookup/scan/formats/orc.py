@@ -82,7 +82,8 @@ def _to_signed(value: int) -> int:
 def _run_of_version_1(data: bytes | memoryview, at: int) -> tuple[Numbers, int]:
     """(the numbers of a run, the position after the run).
 
-    "A control byte of 0 to 127: length - 3, a delta of one byte, the first value". A higher control byte is followed by 256 - control values.
+    A control byte of 0 to 127 is the length minus 3; a delta of one byte and the first value follow. After a higher control byte `c` come
+    256 - `c` values.
     """
     control = data[at]
     if control < 128:

@@ -506,7 +506,7 @@ class IcebergSource(VersionSource):
             raise_ours(
                 UfsPermissionError(
                     f"{lender.name} lends this principal no credentials for {lender.table}, and the store refuses those of this process ({problem}): "
-                    "have the table's rows granted to it, or give this process credentials for the store"
+                    "have it granted the right to read the table's data, or give this process credentials for the store"
                 ),
                 problem,
             )

@@ -24,7 +24,7 @@ from pyspark_lookup.options.parsing import (
     whole_number,
 )
 
-_CHANGES = whole_number(1, 2**63 - 1, "a version of the table, as LookupTable.versions() lists them, 1 or more")
+_CHANGES = whole_number(1, 2**63 - 1, "the number of a version that LookupTable.versions() lists, 1 or more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,17 +48,17 @@ class ChangeOptions(KindOptions):
     max_rows: int | None = option(
         "lookup.stream.max-rows-per-trigger", POSITIVE_COUNT, None,
         doc="Streams of changes: a micro-batch takes commits with about this many rows in total, but at least one "
-            "commit. The first one with SNAPSHOT takes all current rows.",
+            "commit. With SNAPSHOT, the first micro-batch takes all current rows.",
     )
     max_files: int | None = option(
         "lookup.stream.max-files-per-trigger", POSITIVE_COUNT, None,
         doc="Streams of changes: a micro-batch takes commits with about this many files in total, but at least one "
-            "commit. The first one with SNAPSHOT takes all current rows.",
+            "commit. With SNAPSHOT, the first micro-batch takes all current rows.",
     )
     max_bytes: int | None = option(
         "lookup.stream.max-bytes-per-trigger", size(1, MOST), None,
         doc="Streams of changes: a micro-batch takes commits with about this many bytes in total, but at least one "
-            "commit. The first one with SNAPSHOT takes all current rows.",
+            "commit. With SNAPSHOT, the first micro-batch takes all current rows.",
     )
     # fmt: on
 

@@ -44,7 +44,9 @@ class Rate:
 def parse_rate(text: str) -> Rate:
     match = _RATE.fullmatch(text.strip().lower())
     if match is None or not int(match[1]):
-        raise ValueError("a number of calls per second, 1 to 999999, or with a unit such as '100/min' (s, min, h)")
+        raise ValueError(
+            "a number of calls per second, 1 to 999999, or a number with a unit (s, min, h), such as '100/min'"
+        )
     return Rate(int(match[1]), _PERIODS_S[match[2] or "s"])
 
 
@@ -213,7 +215,8 @@ class CircuitBreaker:
         self._context.metrics.inc("circuitOpenCount")
         text = reason[: max(min(size, len(reason)), 0)].decode(errors="replace")
         return (
-            f"it has failed {failures} times in a row, and is asked again in {left_s:.0f} s; the last error was: {text}"
+            f"it has failed {failures} times in a row, so lookup.circuit-breaker.wait-duration = {self._wait_s:g} s refuses calls for another "
+            f"{left_s:.0f} s; the last error was: {text}"
         )
 
     def succeeded(self) -> None:

@@ -121,7 +121,7 @@ class ProviderOptions(KindOptions):
     )
     async_capacity: int = option(
         "lookup.async.capacity", POSITIVE_COUNT, 100,
-        doc="Asynchronous providers: the maximum number of concurrent calls in each process, for one table with the same options. "
+        doc="Asynchronous providers: the maximum number of concurrent calls in each process, for all lookups in one table with equal options. "
             "`lookup.max-connections` limits a whole host.",
     )
     async_timeout_s: float = option(
@@ -131,18 +131,18 @@ class ProviderOptions(KindOptions):
     rate_limit: Rate | None = option(
         "lookup.rate-limit", Kind("`calls`, `calls/s`, `calls/min` or `calls/h`", parse_rate), None,
         doc="Providers: the most calls that a host may begin in any second (or minute, or hour). All its processes share the limit, for all tables "
-            "with the same provider, system and limit. A system is a `path`, or with `http` a server. Retries count, and so do calls of version(), changes() and scan(). Further calls wait.",
+            "with the same provider, system and limit. A system is a `path`, or with `http` a server. Retries count, and so do calls to version(), changes() and scan(). Further calls wait.",
     )
     max_connections: int | None = option(
         "lookup.max-connections", POSITIVE_COUNT, None,
         doc="Providers: the most connections that a host may have open at once. Each open lookup function counts as one; if functions are "
-            "asynchronous, each call does. A scan counts as one, and so does each call of version() or changes(). All processes share the limit, for all tables "
+            "asynchronous, each call does. A scan counts as one, and so does each call to version() or changes(). All processes share the limit, for all tables "
             "with the same provider and system (a `path`, or with `http` a server). Further calls wait.",
     )
     circuit_breaker_wait_s: float | None = option(
         "lookup.circuit-breaker.wait-duration", POSITIVE_DURATION, None,
-        doc="Providers: after five lookups, scans or calls of version() in a row that have failed as a whole, with all their retries, all calls fail at "
-            "once for this long. Then one lookup or scan is let through: if it fails, calls fail at once for as long again. All processes of a host count "
+        doc="Providers: after five lookups, scans or calls to version() in a row that have failed as a whole, with all their retries, all calls fail "
+            "immediately for this long. Then one lookup or scan is let through: if it fails, calls fail immediately for as long again. All processes of a host count "
             "failures together, for all tables with the same provider and system (a `path`, or with `http` a server).",
     )
     retry_predicate: RetryPredicate | None = option(
@@ -152,9 +152,9 @@ class ProviderOptions(KindOptions):
     )
     retry_fixed_delay_s: float | None = option(
         "lookup.retry.fixed-delay", POSITIVE_DURATION, None,
-        doc="Providers: the pause before keys without rows are looked up again. For `lookup_join(…, wait=…)`, set it alone, without "
-            "`lookup.retry.predicate` and `lookup.retry.max-attempts`, if the provider has no `version()`. If it has one, leave it out there: waiting "
-            "rows are looked up again in each new version.",
+        doc="Providers: the pause before keys without rows are looked up again. For `lookup_join(…, wait=…)`: if the provider has no "
+            "`version()`, set this option alone, without `lookup.retry.predicate` and `lookup.retry.max-attempts`. If it has one, leave this option out: "
+            "waiting rows are looked up again in each new version.",
     )
     retry_max_attempts: int | None = option(
         "lookup.retry.max-attempts", POSITIVE_COUNT, None,

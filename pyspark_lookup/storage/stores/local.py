@@ -258,7 +258,7 @@ class LocalStore:
         else:
             is_same = self._version(self._path(file.url), status) == file
         if not is_same:
-            raise SourceChangedError(f"{redact('path', file.url)} changed since its version was resolved")
+            raise SourceChangedError(f"{redact('path', file.url)} changed after the version to read was chosen")
 
     def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
         root = self._path(path)
