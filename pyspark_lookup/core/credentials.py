@@ -3,10 +3,14 @@ terminal."""
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import difflib
+import html
+import json
 import re
-from collections.abc import Sequence
-from urllib.parse import urlsplit
+from collections.abc import Iterable, Sequence
+from urllib.parse import unquote, unquote_plus, urlsplit
 
 _NAMES_SHOWN = 30
 _NAMES_COMPARED = 1000
@@ -34,6 +38,7 @@ def names_shown(names: Sequence[str], unknown_name: str = "") -> str:
 
 LOGIN_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
 """Headers of HTTP requests that usually have a credential, in lower case."""
+_SHORTEST_PART = 6  # characters: shorter parts of a header, such as a language in a cookie, are no credentials
 _HIDDEN = "[redacted]"
 _OF_KEYS = (
     "access|account|api|auth|client|consumer|encrypt(?:ion)?|functions?|hmac|host|license|management|master|private|"
@@ -55,7 +60,18 @@ _USER = re.compile(
     r"""(?i)\b([a-z][a-z0-9+.-]{0,30}://)((?:[^\s/:@?#"']*:(?!\d{1,5}[/?#])[^\s@<>"']*@(?:[^/?#\s@"']*@)*|[^/?#\s]+@))"""
 )
 _KEY_PAIR = re.compile(r"""(?i)\b((?:s3[an]?|gs|gcs|oss|cosn)://)([^\s/:@]*:[^\s@<>"']*@(?:[^/?#\s@"']*@)*)""")
-_BUCKET_USER = re.compile(r"(?i)(?:(?:s3[an]?|gs|gcs|oss|cosn)://[^/?#\s]*@|(?:abfss?|wasbs?)://[^/?#\s@]*:[^\s]*@)")
+# Where a URL is known to be the whole text, or ends at a quote, what is before its @ may have any character, also spaces.
+_BUCKET_USER = re.compile(
+    r"(?i)(?:(?:s3[an]?|gs|gcs|oss|cosn)://(?:[^/?#]*@|[^/:@]*:[^@]*@)|(?:abfss?|wasbs?)://[^/?#@]*:[^@]*@)"
+)
+_WHOLE_USER = re.compile(
+    r"(?i)\A(\s*(?!file:|local:|sqlite|duckdb)[a-z][a-z0-9+.:-]{0,60}:/{1,3})([^/:@?#]*:(?!\d{1,5}[/?#])[^@]*@(?:[^/?#@]*@)*|[^/?#]*@)"
+)
+_QUOTED_USER = re.compile(
+    r"""(?i)((?P<q>["'`])\s*[a-z][a-z0-9+.:-]{0,60}://)((?:\\.|(?!(?P=q))[^/:@?#\\]){0,500}:(?!\d{1,5}[/?#])(?:\\.|(?!(?P=q))[^@\\]){0,500}@"""
+    r"""(?:(?:\\.|(?!(?P=q))[^/?#@\\]){0,500}@){0,9}|(?:\\.|(?!(?P=q))[^/?#\\]){0,500}@)""",
+    re.S,
+)
 _ORACLE = re.compile(r"(?i)(jdbc:oracle:\w+:)[^\s@/]+/[^\s@]+@")
 _PARAMETER = re.compile(
     r"""(?i)([?&][^=&?\s"']{0,60}(?:signature|token|secret|sig|sas|credential|passw|pwd|key|auth)[^=&?\s"']{0,60}=)[^&\s"']+"""
@@ -122,12 +138,19 @@ def names_secret(name: str) -> bool:
 
 def names_bucket_with_credentials(path: str) -> bool:
     """Whether a URL has a user or a key before the name of its bucket. No store reads credentials there."""
-    return _KEY_PAIR.match(path) is not None or _BUCKET_USER.match(path) is not None
+    return _BUCKET_USER.match(path) is not None
+
+
+def has_unusual_login(url: str) -> bool:
+    """Whether a URL has credentials that `without_credentials` does not find in an error that quotes the URL, e.g. because of a space."""
+    return _without_parts(url) != _without_parts(_WHOLE_USER.sub(_without_user, url, 1))
 
 
 def without_url_credentials(text: str) -> str:
     """A path, or the value of another option, without the credentials in its URLs and connection strings."""
-    return _CONNECTION.sub(rf"\1{_HIDDEN}", _without_parts(text)) if _MAY_HOLD.search(text) else text
+    if not _MAY_HOLD.search(text):
+        return text
+    return _CONNECTION.sub(rf"\1{_HIDDEN}", _without_parts(_WHOLE_USER.sub(_without_user, text, 1)))
 
 
 def without_credentials(text: str) -> str:
@@ -144,14 +167,15 @@ def without_credentials(text: str) -> str:
 
 
 def _without_parts(url: str) -> str:
+    url = _QUOTED_USER.sub(_without_user, url)
     url = _USER.sub(_without_user, _KEY_PAIR.sub(rf"\1{_HIDDEN}@", url))
     return _PARAMETER.sub(rf"\1{_HIDDEN}", _ORACLE.sub(rf"\1{_HIDDEN}@", url))
 
 
 def _without_user(match: re.Match[str]) -> str:
-    scheme, user = match[1], match[2]
+    scheme, user = match[1], match[match.lastindex or 0]
     # In these URLs, the part before the @ is the name of a container.
-    if scheme.lower() in ("abfs://", "abfss://", "wasb://", "wasbs://") and ":" not in user:
+    if scheme.lower().rstrip(":/").endswith(("abfs", "abfss", "wasb", "wasbs")) and ":" not in user:
         return match[0]
     return f"{scheme}{_HIDDEN}@"
 
@@ -171,6 +195,31 @@ def _without_value(match: re.Match[str]) -> str:
         return match[0]
     quote = match["q"] or ""
     return f"{prefix}{quote}{_HIDDEN}{quote}"
+
+
+def secrets_of_header(value: str) -> list[str]:
+    """What no error may show of a header with a credential: its value, what follows a scheme such as Bearer, the password in Basic, and the values
+    in cookies."""
+    value = value.strip()
+    scheme, _, rest = value.partition(" ")
+    credential = rest.strip() or value
+    parts = (part.partition("=")[2].strip('"') for part in re.split(r"[\s;,]+", credential))
+    secrets = [value, credential, *(part for part in parts if len(part) >= _SHORTEST_PART)]
+    if scheme.lower() == "basic":
+        with contextlib.suppress(ValueError):  # it is not what Basic has
+            pair = base64.b64decode(credential).decode()
+            secrets += [pair, pair.partition(":")[2]]
+    return [secret for secret in secrets if secret]
+
+
+def server_text(text: str, secrets: Iterable[str]) -> str:
+    """What a server says, for an error; a hint instead, if the text has one of the `secrets`, as it is, or as in a URL, in JSON or in HTML."""
+    texts = [other.replace("\\", "") for other in (text, unquote(text), unquote_plus(text), html.unescape(text))]
+    for secret in secrets:
+        spellings = {spelling.replace("\\", "") for spelling in (secret, json.dumps(secret)[1:-1])}
+        if any(spelling in other for other in texts for spelling in spellings if spelling):
+            return "(the text of the server shows a credential, so it is left out)"
+    return text
 
 
 def find_origin(uri: str) -> tuple[str, str, int] | None:

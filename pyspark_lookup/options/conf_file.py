@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,18 @@ from pyspark_lookup.core.credentials import names_secret, without_url_credential
 from pyspark_lookup.errors import OptionError, raise_ours
 
 STORAGE = "lookup.storage."
+_USER_PARAMETER = re.compile(r"(://[^?]*\?(?:[^#]*&)?user=)[^&#]*")
 
 
 def redact(key: str, value: object) -> str:
     """An option's value as a text for messages: `[redacted]` for a credential, and for JSON that contains one.
 
-    A credential in a URL is hidden, and line breaks in a path are escaped.
+    A credential in a URL is hidden. In a path, a parameter `user` is hidden, too, and line breaks are escaped.
     """
     text = _without_secrets(key, value)
-    return text.replace("\n", "\\n").replace("\r", "\\r") if key == "path" else text
+    if key == "path":
+        text = _USER_PARAMETER.sub(r"\1[redacted]", text).replace("\n", "\\n").replace("\r", "\\r")
+    return text
 
 
 def _without_secrets(key: str, value: object) -> str:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+from pyspark_lookup.core.credentials import has_unusual_login, without_url_credentials
 from pyspark_lookup.core.write_ids import ValidWriteIdList
 from pyspark_lookup.errors import OptionError, foreign_repr, raise_ours, reason_of
 from pyspark_lookup.options.enums import ReloadStrategy, StreamStart
@@ -151,11 +152,17 @@ def parse_path(text: str) -> str:
     if scheme.partition("+")[0] in _DATABASE_FILES and location and slashes in ("/", "///", "////"):
         # After three slashes comes a path relative to the working directory, as in SQLAlchemy. Spark's catalog keeps one of four slashes.
         return f"{scheme}:///{os.path.abspath(location) if slashes == '///' else '/' + location}"
+    url = f"{scheme}://{location}"
+    shown = location if without_url_credentials(url) == url else "…"
     if scheme == "dbfs":
-        raise ValueError(f"the path at which Databricks mounts it, '/dbfs/{location}'")
+        raise ValueError(f"the path at which Databricks mounts it, '/dbfs/{shown}'")
     if scheme in _REMOTE and len(slashes) != 2:
-        place = f"<namenode>/{location}" if scheme == "hdfs" else location
+        place = f"<namenode>/{shown}" if scheme == "hdfs" else shown
         raise ValueError(f"two slashes, '{scheme}://{place}'")
+    if scheme in _REMOTE and has_unusual_login(path):
+        raise ValueError(
+            "a URL in which each space, quote and slash before the @ is percent-encoded (%20, %27, %2F): errors of stores would show a login otherwise"
+        )
     if scheme in ("file", "local") and slashes == "//" and location and not location.startswith("/"):
         host, _, below = location.partition("/")
         raise ValueError(

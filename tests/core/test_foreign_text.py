@@ -17,7 +17,7 @@ import pytest
 
 from pyspark_lookup import errors
 from pyspark_lookup.columnar.python_values import as_arrow_rows
-from pyspark_lookup.core.credentials import printable, without_credentials, without_url_credentials
+from pyspark_lookup.core.credentials import has_unusual_login, printable, without_credentials, without_url_credentials
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.errors import LookupFunctionError, OptionError, PysparkLookupError, raise_ours, redact_cause
 from pyspark_lookup.lookup.lookup_table import LookupTable
@@ -126,7 +126,7 @@ def test_long_texts_take_no_time() -> None:
     started_s = time.process_time()
     for part in (
         "secret", "a:", "b@", "token ", "-----BEGIN PRIVATE KEY-----", "auth.x", "a-", "?", "password='\\", "eyJ", "s3://a:", "%3A%2F%2F%3A",
-        "'value':'", "password={{a}", "--a", "token(", 'pwd a="" ', "//a:", "password: |\n a", "a.b",
+        "'value':'", "'a://", "'a:", "`a://b:\\", "password={{a}", "--a", "token(", 'pwd a="" ', "//a:", "password: |\n a", "a.b",
     ):  # fmt: skip
         without_credentials("password='" + part * (20_000 // len(part)) + "@key")
     assert time.process_time() - started_s < 10
@@ -176,6 +176,40 @@ def test_a_bucket_takes_no_credentials(path: str) -> None:
     container = "abfss://container@account.dfs.core.windows.net/x"
     assert without_url_credentials(container) == container
     assert container in repr(parse_options({"path": container}))
+
+
+@pytest.mark.parametrize("scheme", ["https", "s3", "sftp", "redis", "postgresql", "abfss", "jdbc:postgresql"])
+def test_credentials_with_unusual_characters(scheme: str) -> None:
+    """A URL that is a whole value, or in quotes, shows no credential, whatever characters that has; no store gets such a URL."""
+    odd = (" ", "\t", "\n", "'", '"', "`", "é", "%20", "%", "@", "@@", "<", "{", "[", "\\", "\xa0", ";")
+    logins = [f"{user}:{SECRET}" for user in ("", *(f"u{char}v" for char in odd))]
+    logins += [f"{user}:a{char}{SECRET}" for user in ("u", "u v", "u'v") for char in (*odd, "/", "?", "#", ":", "//")]
+    for login in logins:
+        url = f"{scheme}://{login}@host:5/x"
+        assert without_url_credentials(url) == f"{scheme}://[redacted]@host:5/x"
+        for text in (f"option = {url!r}: no", json.dumps({"url": url}), f"delta.`{url}`" if "`" not in url else ""):
+            assert SECRET not in without_credentials(text), text
+        with pytest.raises(OptionError) as caught:
+            parse_options({"path": url if scheme == "s3" else "", "lookup.max-retries": url})
+        assert SECRET not in str(caught.value)
+        if scheme == "https" and has_unusual_login(url):
+            with pytest.raises(OptionError, match=r"'https://\[redacted\]@host:5/x' .*is percent-encoded"):
+                parse_options({"path": url})
+        elif scheme == "https":
+            assert SECRET not in without_credentials(f"cannot open {url}: no route")
+
+
+def test_paths_that_are_not_understood_show_no_login() -> None:
+    """An error that proposes another path repeats none that may have a login."""
+    for path in (
+        f"dbfs:/u v:{SECRET}@h/x",
+        f"https:/u v:{SECRET}@h/x",
+        f"https:///u:{SECRET}@h/x",
+        f"hdfs:/u:{SECRET}@h/x",
+    ):
+        with pytest.raises(OptionError, match="expected") as caught:
+            parse_options({"path": path})
+        assert SECRET not in str(caught.value)
 
 
 TRICKS = "a\x1b[2J\r\nb\x9b1mc\u202ed\x00\x7f\u2028"

@@ -397,6 +397,14 @@ def test_a_secret_is_refused_as_a_read_or_table_option(prefix: str) -> None:
         assert dict(options.storage.parameters) == {plain: "x", "client_kwargs": {plain: "x"}}
 
 
+@pytest.mark.parametrize("url", ["mariadb://h/shop?ssl_ca=a&user=tester&ssl_key=b", "mariadb://tester@h/shop"])
+def test_the_user_of_a_database_is_not_shown(url: str) -> None:
+    """The name of a database's table in errors and plans does not have the user, nor do options that are shown."""
+    options = parse({"path": url, "lookup.table": "customers", "lookup.keys": "id"})
+    assert options.place.startswith("mariadb://")
+    assert "tester" not in options.place + repr(options)
+
+
 def test_the_conf_files_secrets_stay_on_the_host(tmp_path: Path) -> None:
     """A conf file may hold credentials, also nested; none enters the options that travel with a plan."""
     environ = conf_file(

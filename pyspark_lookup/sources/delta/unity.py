@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.core.credentials import find_origin
+from pyspark_lookup.core.credentials import find_origin, server_text
 from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text, describe_fault
 from pyspark_lookup.errors import (
     CatalogUnavailableError,
@@ -196,7 +196,7 @@ class UnityCatalog:
         if kind not in _READ_TYPES:
             label = "foreign table" if kind == "FOREIGN" else kind.lower().replace("_", " ")
             raise NotSupportedError(
-                f"{table} in {self.name} is a {label}, whose rows only an engine of the catalog can give: read a table that has them"
+                f"{table} in {self.name} is a {label}, whose rows only the catalog's own engines can return: read a table that has them"
             )
         if form == "ICEBERG":
             catalog = table.partition(".")[0]
@@ -212,7 +212,7 @@ class UnityCatalog:
         if answer.get("row_filter") or masked:
             what = f"a column mask ({', '.join(map(str, masked))})" if masked else "a row filter"
             raise NotSupportedError(
-                f"{table} in {self.name} has {what}, which only an engine of the catalog applies: read a table or a copy without it"
+                f"{table} in {self.name} has {what}, which only the catalog's own engines apply: read a table or a copy without it"
             )
 
     def load_managed(self, table: str) -> tuple[UnityTable, RatifiedCommits] | None:
@@ -375,7 +375,10 @@ class UnityCatalog:
     def _refuse(self, status: int, data: bytes, table: str, token: str | None) -> NoReturn:
         """Raise the error for an answer whose status is not 200."""
         code, message = _parse_error(data)
-        says = "" if not message else f" ({foreign_text(message)})"
+        with self._lock:
+            login = self._last_credentials or {}
+        told = server_text(message, (token or "", login.get("client_secret", "")))
+        says = "" if not message else f" ({foreign_text(told[:_SHOWN_CHARACTERS])})"
         if status == 401:
             what = "without a token" if token is None else "with this token, which is wrong or has expired"
             raise UfsPermissionError(f"{self.name} gives no access {what}{says}: {self._advice}")
@@ -519,7 +522,7 @@ def _parse_error(data: bytes) -> tuple[str | None, str]:
         answer = json.loads(data)
         error = answer.get("error") or answer
         code = error["type"] if "error" in answer else error["error_code"]
-        return as_text(code), as_text(error.get("message") or "")[:_SHOWN_CHARACTERS]
+        return as_text(code), as_text(error.get("message") or "")
     except UNREADABLE:
         return None, ""
 

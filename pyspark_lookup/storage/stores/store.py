@@ -14,11 +14,10 @@ import functools
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
-from urllib.parse import urlsplit
 
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.core.credentials import without_url_credentials
+from pyspark_lookup.core.credentials import find_origin, without_url_credentials
 from pyspark_lookup.core.decoding import as_count, as_number, as_text, as_texts
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import (
@@ -479,7 +478,8 @@ def _advice(error: BaseException, code: str | None, status: int | None) -> str |
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     region = answer.get("Error", {}).get("Region") or headers.get("x-amz-bucket-region")
     if code in _REGION_CODES or status in REDIRECTS:
-        host = urlsplit(headers.get("location", "")).hostname or answer.get("Error", {}).get("Endpoint")
+        origin = find_origin(headers.get("location", ""))
+        host = answer.get("Error", {}).get("Endpoint") if origin is None else origin[1]
         where = f"the bucket is in region {region}" if region else "the bucket is in another region"
         to = f" (the redirect to {host} is not followed)" if host and not region else ""
         return (

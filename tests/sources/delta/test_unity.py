@@ -371,6 +371,16 @@ def test_credentials_for_google_and_azure(
 CLIENT = {"UNITY_CATALOG_CLIENT_ID": "client", "UNITY_CATALOG_CLIENT_SECRET": "client-secret-1"}
 
 
+def test_a_catalog_that_repeats_a_token(lake: Lake) -> None:
+    """The error leaves out a message that shows the token, also where the message is cut."""
+    lake.create("a")
+    token = next(token for token, principal in lake.catalog.tokens.items() if principal == "ann")
+    answer = {"error_code": "DENIED", "message": "x" * 290 + token}
+    lake.catalog.fault = lambda method, path: (403, answer)
+    lake.refused(UfsPermissionError, "does not let this principal read .*shows a credential, so it is left out")
+    assert token[:5] not in lake.errors[-1]
+
+
 def test_a_client_gets_tokens(lake: Lake) -> None:
     """A client's tokens are kept until shortly before their end, and replaced if the catalog refuses them."""
     lake.create("a")
@@ -450,7 +460,7 @@ def test_a_principal_that_changes_during_a_question(lake: Lake) -> None:
 
 FILTER = {"function_name": "main.travel.only_mine", "input_column_names": ["name"]}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"table_type": "VIEW"}, "is a view, whose rows only an engine of the catalog can give"),
+    ({"table_type": "VIEW"}, "is a view, whose rows only the catalog's own engines can return"),
     ({"table_type": "MATERIALIZED_VIEW"}, "is a materialized view"),
     ({"table_type": "STREAMING_TABLE"}, "is a streaming table"),
     ({"table_type": "FOREIGN"}, "is a foreign table, whose"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import datetime
 import decimal
@@ -15,6 +16,7 @@ import ssl
 import struct
 import subprocess
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -193,6 +195,27 @@ def test_an_etag_is_sent_back(shop: Api, desk: Desk) -> None:
     del shop.customers["1"]
     table.invalidate(ids(1))
     assert table.get(1) == []
+
+
+def test_an_etag_is_of_one_resource(api: Api, desk: Desk) -> None:
+    """Where a redirect leads elsewhere by now, the other resource is not asked with the ETag of the first, which may be its own, too."""
+    asked = list[bool]()
+
+    def revision(name: str) -> Callable[[BaseHTTPRequestHandler], None]:
+        def answer(request: BaseHTTPRequestHandler) -> None:
+            asked.append(request.headers.get("If-None-Match") == '"1"')
+            api.reply(request, *((304, b"") if asked[-1] else (200, {"id": 1, "name": name})), ETag='"1"')
+
+        return answer
+
+    table = desk.table("http", make_options(api, ONCE))
+    for path, name in (("/a", "a"), ("/b", "b"), ("/b", "b")):
+        api.faults = [api.misbehave(302, Location=path), revision(name)]
+        assert table.get(1)[0]["name"] == name
+    assert asked == [False, False, True]
+    api.faults = [api.misbehave(302, Location="/c"), api.misbehave(304)]
+    with pytest.raises(LookupFunctionError, match=r"status 304"):
+        table.get(1)
 
 
 def test_max_age_ends_before_the_caches_own_bound(shop: Api, desk: Desk) -> None:
@@ -390,7 +413,7 @@ def test_a_batch_that_is_not_there(shop: Api, desk: Desk) -> None:
     """A status that means no rows for one key is no answer for a batch."""
     table = desk.table("http", make_options(shop, of_many(shop), ONCE))
     shop.faults = [shop.misbehave(404)] * 9
-    with pytest.raises(LookupFunctionError, match=r"status 404 .*must answer a request for many keys with 200"):
+    with pytest.raises(LookupFunctionError, match=r"status 404 .*to a request for many keys, the API must answer 200"):
         table.get_many(ids(1, 2))
 
 
@@ -543,6 +566,32 @@ def test_credentials(shop: Api, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> 
         desk.table("http", options).get(1)
 
 
+def test_a_server_that_repeats_a_credential(shop: Api, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a server says is left out of an error if it shows a credential of the request, in whatever spelling."""
+    monkeypatch.setenv("SHOP_TOKEN", "abcd1234efgh")
+    monkeypatch.setattr(f"{__name__}.LOGINS", [{"user": "me", "password": "k9/z ü"}])
+    options = {"lookup.http.header.X-Api-Key": "Key ${SHOP_TOKEN}", "lookup.credentials": f"{__name__}:next_login"}
+    table = desk.table("http", make_options(shop, options, ONCE))
+    pair = base64.b64encode("me:k9/z ü".encode()).decode()
+    for secret in ("abcd1234efgh", "k9/z ü", "k9%2fz+%C3%BC", r"k9\/z ü", r"k9/z \u00fc", f"Basic {pair}", pair):
+        for fault in (
+            shop.misbehave(403, f"no such key {secret}".encode()),
+            shop.misbehave(403, b"x" * 197 + secret.encode()),
+            shop.misbehave(200, f"""{{"id": "{secret.replace(chr(92), chr(92) * 2)}"}}""".encode()),
+            shop.misbehave(302, Location="http://abcd1234efgh/"),
+        ):
+            shop.faults = [fault]
+            with pytest.raises(
+                LookupFunctionError, match=r"shows a credential, so it is left out\)|\[redacted\]"
+            ) as caught:
+                table.get(1)
+            shown = "".join(traceback.format_exception(caught.value))
+            assert not any(part in shown for part in ("abc", "k9", pair[:3])), shown
+    shop.faults = [shop.misbehave(403, b"no such Key")]
+    with pytest.raises(LookupFunctionError, match="status 403 Forbidden: no such Key"):
+        table.get(1)
+
+
 A = "https://api.example.com"
 WRONG: list[tuple[dict[str, str], str]] = [
     ({"lookup.provider": "htp"}, r"option lookup.provider = 'htp': expected http, redis or module:factory"),
@@ -555,6 +604,8 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"lookup.http.url": f"{A}/{{id!r}}"}, r"expected key columns in braces"),
     ({"lookup.http.url": f"{A}/{{id}}?api_key=abc"}, r"option lookup.http.url holds a credential"),
     ({"lookup.http.url": "https://me:hunter2@api.example.com/{id}"}, r"option lookup.http.url holds a credential"),
+    ({"lookup.http.url": "https://[::1/{id}"}, r"expected the URL of an API"),
+    ({"lookup.http.url": "https://m e:hunter2@api.example.com/{id}"}, r"option lookup.http.url = 'https://\[redacted\]@api.example.com/\{id\}'"),
     ({"lookup.http.body": "{"}, r"option lookup.http.body = '\{' .*: expected JSON"),
     ({"lookup.http.url": A, "lookup.http.body": '{"ids": "{keys}", "id": "{id}"}'}, r"remove the other names in braces"),
     ({"lookup.http.url": A, "lookup.http.body": '{"ids": 1}'}, r"the key column \{id\} is missing"),

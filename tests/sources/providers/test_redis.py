@@ -231,11 +231,22 @@ def test_credentials(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(LookupFunctionError, match="AuthenticationError") as caught:
             open_table(desk, server, ONCE).get(1)
         assert "wrong-s3cr3t" not in f"{caught.value} {caught.value.__cause__!r}"
+    desk.restart()
+    with contextlib.closing(
+        RedisServer("--rename-command", "AUTH", "LOGIN")
+    ) as server:  # it repeats what it does not know
+        with pytest.raises(LookupFunctionError, match="shows a credential, so it is left out") as caught:
+            open_table(desk, server, ONCE).get(1)
+        assert "wrong-s3cr3t" not in f"{caught.value} {caught.value.__cause__!r}"
 
 
 WRONG: list[tuple[str, dict[str, str], str]] = [
     ("/t", {}, r"option path = '/t': expected the URL of a Redis server"),
     ("redis://h:x/0", {}, r"expected the URL of a Redis server"),
+    ("redis://[::1/0", {}, r"option path = 'redis://\[::1/0': expected the URL of a Redis server"),
+    ("redis://me:hunter2@[::1/0", {}, r"option path: expected the URL of a Redis server"),
+    ("redis://m/e:hunter2@h/0", {}, r"option path: expected the URL of a Redis server"),
+    ("redis://m#e:hunter2@h/0", {}, r"option path: expected the URL of a Redis server"),
     ("redis://h/a", {}, r"expected the URL of a Redis server"),
     ("redis://me:hunter2@h/0", {}, r"option path is a URL that holds a password; make it redis://host:port/database"),
     ("rediss://h/0?ssl_cert_reqs=none", {}, r"option path is a URL that has parameters"),

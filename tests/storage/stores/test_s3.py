@@ -123,6 +123,9 @@ def test_a_redirect_takes_nothing_along(store: S3Server, web: WebServer) -> None
         for call in calls:
             with pytest.raises(errors.UfsError, match=r"another region \(the redirect to 127\.0\.0\.1 is not followed"):
                 call()
+    refuse(store, ("head",), 307, "TemporaryRedirect", Location="http://[")
+    with pytest.raises(errors.UfsError, match="in another region: set"):
+        calls[0]()
     assert redirected_requests == []
 
 

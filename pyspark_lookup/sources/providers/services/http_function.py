@@ -6,6 +6,7 @@ import asyncio
 import base64
 import collections
 import dataclasses
+import itertools
 import math
 import os
 import re
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from pyspark_lookup.core.credentials import find_origin
-from pyspark_lookup.errors import LookupFunctionError, OptionError, SchemaError, foreign_text
+from pyspark_lookup.core.credentials import find_origin, secrets_of_header, server_text
+from pyspark_lookup.errors import LookupFunctionError, OptionError, SchemaError, foreign_text, raise_ours
 from pyspark_lookup.sources.credentials import CREDENTIALS, Credentials
 from pyspark_lookup.sources.providers.functions import AsyncLookupFunction, DatedRows, FinalLookupError
 from pyspark_lookup.sources.providers.services.answers import AnswerReader
@@ -41,7 +42,8 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
 _CHUNK_BYTES = 64 * 1024
 _ANSWER_BYTES = 64 * 1024**2
 _STORED_BYTES = 16 * 1024**2
-_SHOWN_BYTES = 200
+_SHOWN_CHARACTERS = 200
+_ERROR_BYTES = 16 * 1024  # of an error are read; a credential that begins in the part that is shown ends before that
 _CONNECT_S = 10.0
 _REDIRECTS = 5
 _PAUSE_S = 3600.0  # the longest pause that a server can ask for
@@ -60,14 +62,16 @@ class Clock:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """An answer with rows. `content`: None if the key has no row. `headers`: by names in small letters."""
+    """An answer with rows. `url`: of the request that it answers, after redirects. `content`: None if the key has no row. `headers`: by names in small
+    letters."""
 
+    url: str
     content: bytes | None
     headers: Mapping[str, str]
 
 
 class Answers:
-    """The last answers that a later request may revalidate, by URL. At most `most_bytes` of content are kept."""
+    """The last answers that a later request may revalidate, by the URL that was requested first. At most `most_bytes` of content are kept."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -135,13 +139,23 @@ class HttpFunction(AsyncLookupFunction):
         self._clock = clock or Clock()
         self._session: aiohttp.ClientSession | None = None
         self._login_headers: dict[str, str] | None = None
+        self._session_secrets: list[str] = []
+        # Of the last two logins: requests with the earlier one may still be under way.
+        self._login_secrets = collections.deque[list[str]](maxlen=2)
         self._resume_s = -math.inf  # no request before this time (steady clock)
 
     async def open(self) -> None:
         import aiohttp
 
         headers = {"User-Agent": "lookupcache", "Accept": "application/json"}
-        headers |= {name.title(): _with_variables(name, value) for name, value in self._headers.items()}
+        filled = {name: _with_variables(name, value) for name, value in self._headers.items()}
+        headers |= {name.title(): value for name, value in filled.items()}
+        self._session_secrets = [
+            os.environ[name] for value in self._headers.values() for name in VARIABLE.findall(value)
+        ]
+        for name, value in filled.items():
+            if value != self._headers[name]:
+                self._session_secrets += secrets_of_header(value)
         if self._requests.method == "POST":
             headers.setdefault("Content-Type", "application/json")
         self._session = aiohttp.ClientSession(
@@ -170,7 +184,8 @@ class HttpFunction(AsyncLookupFunction):
             rows = self._reader.read(answer.content, key)
         except (ValueError, SchemaError) as problem:
             content_type = answer.headers.get("content-type", "no type")
-            raise self._error(request, f"the answer ({content_type}) cannot be read: {problem}") from None
+            says = f"the answer ({self._told(content_type)}) cannot be read: {self._told(str(problem))}"
+            raise_ours(self._error(request, says), None)
         return DatedRows(rows, age_s(answer.headers), lifetime)
 
     async def _ask(self, request: Request) -> Answer:
@@ -178,9 +193,11 @@ class HttpFunction(AsyncLookupFunction):
         import aiohttp
 
         url, stored = request.url, self._answers.get(request.url) if request.body is None else None
-        conditions = {} if stored is None else validators(stored.headers)
         try:
             for _ in range(_REDIRECTS + 1):
+                # Other resources, to which a redirect may lead by now, may have the same validators.
+                same = stored if stored is not None and stored.url == url else None
+                conditions = {} if same is None else validators(same.headers)
                 await self._await_turn(request)
                 login = self._login_header()
                 async with self._client.request(
@@ -191,7 +208,7 @@ class HttpFunction(AsyncLookupFunction):
                     allow_redirects=False,
                 ) as response:
                     if response.status not in _REDIRECTED:
-                        return await self._answer(request, response, stored, login)
+                        return await self._answer(request, url, response, same, login)
                     url = self._redirected(request, url, response)
         except asyncio.TimeoutError:
             raise self._error(
@@ -199,18 +216,24 @@ class HttpFunction(AsyncLookupFunction):
                 f"no answer within {self._timeout_option} = {self._timeout_s:g} s: raise the option if the API needs longer",
             ) from None
         except (aiohttp.ClientError, OSError) as problem:
-            raise self._error(request, f"{type(problem).__name__}: {problem}") from None
+            raise_ours(self._error(request, f"{type(problem).__name__}: {self._told(str(problem))}"), None)
         raise self._error(request, f"more than {_REDIRECTS} redirects: correct lookup.http.url")
 
     async def _answer(
-        self, request: Request, response: aiohttp.ClientResponse, stored: Answer | None, login: Mapping[str, str]
+        self,
+        request: Request,
+        url: str,
+        response: aiohttp.ClientResponse,
+        stored: Answer | None,
+        login: Mapping[str, str],
     ) -> Answer:
+        """The answer from `url`. `stored`: the one whose validators were sent."""
         headers = {name.lower(): ", ".join(response.headers.getall(name)) for name in response.headers}
         if response.status == 304 and stored is not None:
             kept = {name: text for name, text in stored.headers.items() if name != "age"}
-            answer = Answer(stored.content, {**kept, **headers})
+            answer = Answer(url, stored.content, {**kept, **headers})
         elif response.status == 204 or (response.status in _MISSING and not self._requests.batch):
-            answer = Answer(None, headers)
+            answer = Answer(url, None, headers)
         elif response.status == 200:
             if has_next_page(headers):
                 advice = (
@@ -219,7 +242,7 @@ class HttpFunction(AsyncLookupFunction):
                     else "make lookup.http.url ask for all rows of a key on one page"
                 )
                 raise self._error(request, f"the answer has a next page, which is not read: {advice}")
-            answer = Answer(await self._content(request, response), headers)
+            answer = Answer(url, await self._content(request, response), headers)
         else:
             raise await self._refused(request, response, headers, login)
         if request.body is None and is_storable(answer.headers):
@@ -255,14 +278,19 @@ class HttpFunction(AsyncLookupFunction):
             is_final = False  # the next attempt asks the function of lookup.credentials again
             if login is self._login_headers:
                 self._login_headers = None
-        text = await response.content.read(_SHOWN_BYTES)
-        says = f": {text.decode(errors='replace').strip()}" if text.strip() else ""
+        body = bytearray()
+        while len(body) < _ERROR_BYTES and (chunk := await response.content.read(_ERROR_BYTES - len(body))):
+            body += chunk
+        text = body.decode(errors="replace").strip()
+        says = f": {self._told(text, _SHOWN_CHARACTERS)}" if text else ""
         hint = (
-            "; an API that has no such row must answer a request for many keys with 200"
+            "; to a request for many keys, the API must answer 200 even if it has none of their rows"
             if response.status in _MISSING
             else ""
         )
-        return self._error(request, f"status {response.status} {response.reason or ''}{says}{hint}", is_final)
+        return self._error(
+            request, f"status {response.status} {self._told(response.reason or '')}{says}{hint}", is_final
+        )
 
     def _redirected(self, request: Request, url: str, response: aiohttp.ClientResponse) -> str:
         """The URL to which an answer redirects, on the same server. Raises LookupFunctionError for any other."""
@@ -274,7 +302,7 @@ class HttpFunction(AsyncLookupFunction):
             raise self._error(request, f"status {response.status} redirects a POST request: correct lookup.http.url")
         origin = find_origin(target)
         if origin is None or origin != find_origin(url):
-            place = "an address that is not a URL" if origin is None else "{}://{}:{}".format(*origin)
+            place = "an address that is not a URL" if origin is None else self._told("{}://{}:{}".format(*origin))
             raise self._error(
                 request,
                 f"status {response.status} redirects to {place}, which is not followed: correct lookup.http.url",
@@ -294,7 +322,15 @@ class HttpFunction(AsyncLookupFunction):
     def _login_header(self) -> dict[str, str]:
         if self._login_headers is None:
             self._login_headers = {} if self._login is None else _headers_of(self._login(self._origin))
+            self._login_secrets.append(
+                [part for text in self._login_headers.values() for part in secrets_of_header(text)]
+            )
         return self._login_headers
+
+    def _told(self, text: str, most: int | None = None) -> str:
+        """What the server says, for an error, at most `most` characters of it; a hint instead, if the text shows a credential of a request."""
+        told = server_text(text, itertools.chain(self._session_secrets, *self._login_secrets))
+        return told if told != text else text[:most]
 
     @property
     def _client(self) -> aiohttp.ClientSession:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pyspark_lookup.columnar.keys import one_array
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.core.clock import HostClock
+from pyspark_lookup.core.credentials import server_text
 from pyspark_lookup.core.decoding import show
 from pyspark_lookup.errors import LookupFunctionError, OptionError, SchemaError, raise_ours
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -112,7 +113,7 @@ def parse_address(path: str) -> urllib.parse.SplitResult:
         parts = urllib.parse.urlsplit(path)
         port = parts.port
     except ValueError:
-        port = -1
+        parts, port = urllib.parse.urlsplit(""), -1
     if parts.password is not None or parts.query:
         problem = "holds a password" if parts.password is not None else "has parameters"
         raise OptionError(
@@ -120,8 +121,10 @@ def parse_address(path: str) -> urllib.parse.SplitResult:
             f"or let {CREDENTIALS} return the password"
         )
     database = parts.path.removeprefix("/")
-    if port == -1 or parts.scheme not in ("redis", "rediss") or not parts.hostname or not (database or "0").isdecimal():
-        raise OptionError(f"option path = {path!r}: expected {expected}")
+    is_server = port != -1 and parts.scheme in ("redis", "rediss") and parts.hostname
+    if not is_server or parts.fragment or not (database or "0").isdecimal():
+        shown = "" if "@" in path else f" = {path!r}"  # maybe the end of a password
+        raise OptionError(f"option path{shown}: expected {expected}")
     return parts
 
 
@@ -210,6 +213,7 @@ class RedisFunction(LookupFunction):
         self._timeout_s = timeout_s
         self._login = login
         self._client: Any = None
+        self._password: str | None = None
 
     def open(self) -> None:
         self._client = self._connect(cluster=False)
@@ -236,7 +240,7 @@ class RedisFunction(LookupFunction):
             if problem is not None:
                 raise self._refused(*problem)
         except redis.exceptions.RedisError as error:
-            raise LookupFunctionError(f"{self._url}: {type(error).__name__}: {error}") from None
+            raise_ours(LookupFunctionError(f"{self._url}: {type(error).__name__}: {self._told(error)}"), None)
         return self._reader.read(keys, names, values)
 
     def _ask(self, names: Sequence[str]) -> list[Any]:
@@ -249,12 +253,18 @@ class RedisFunction(LookupFunction):
 
     def _refused(self, name: str, problem: Exception) -> LookupFunctionError:
         if not str(problem).startswith("WRONGTYPE"):
-            return LookupFunctionError(f"{self._url}: Redis key {name!r}: {type(problem).__name__}: {problem}")
+            return LookupFunctionError(
+                f"{self._url}: Redis key {name!r}: {type(problem).__name__}: {self._told(problem)}"
+            )
         kind = self._client.type(name).decode(errors="replace")
         expected = "a hash" if self._command == "HGETALL" else "a string with JSON"
         return FinalLookupError(
             f"{self._url}: Redis key {name!r} holds a {kind}, but lookup.redis.value says {expected}: correct that option, or {KEY}"
         )
+
+    def _told(self, problem: Exception) -> str:
+        """What the server says. One without the command AUTH repeats its arguments."""
+        return server_text(str(problem), (self._password or "",))
 
     def _connect(self, cluster: bool) -> Any:
         try:
@@ -274,11 +284,12 @@ class RedisFunction(LookupFunction):
             raise OptionError(
                 f"the function of option {CREDENTIALS} must return, for Redis, 'user', 'password' or both, and nothing else"
             )
+        self._password = login.get("password") or (os.environ.get("REDISCLI_AUTH") if self._login is None else None)
         options: dict[str, Any] = {
             "host": parts.hostname,
             "port": parts.port or 6379,
             "username": login.get("user") or urllib.parse.unquote(parts.username or "") or None,
-            "password": login.get("password") or (os.environ.get("REDISCLI_AUTH") if self._login is None else None),
+            "password": self._password,
             "ssl": parts.scheme == "rediss",
             "socket_timeout": self._timeout_s,
             "socket_connect_timeout": min(_CONNECT_S, self._timeout_s),
