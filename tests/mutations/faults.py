@@ -372,7 +372,7 @@ FAULTS = [
         replace("not $key.infinite", "True"),
         ("tests/sources/providers/test_databases.py::test_keys_that_are_infinite_times",)),
     Fault("a-row-comes-for-each-key-that-is-equal-to-the-database", "sources/providers/databases/duckdb.py::_DuckdbConnection.rows_of_keys",
-        replace("self._database.select($matching, columns, condition)", "self._database.select($matching, columns, condition).replace(' SEMI', '')"),
+        replace("self._database.select($matching, $columns, $condition)", "self._database.select($matching, $columns, $condition).replace(' SEMI', '')"),
         ("tests/sources/providers/test_databases.py::test_a_row_comes_once",)),
     Fault("segments-go-before-what-names-them", "cache/full/store.py::StoredSnapshots.write",
         replace(
@@ -522,8 +522,7 @@ FAULTS = [
         ("tests/sources/providers/test_functions.py::test_a_bad_answer_is_an_error_and_nothing_else",)),
     # --- options, errors, text files
     Fault("credentials-are-shown", "core/credentials.py::_without_user",
-        replace("if $scheme.lower() in $schemes and $container: return $url\nreturn $redacted",
-            "if $scheme.lower() in $schemes and $container: return $url\nreturn $url"),
+        replace("if $is_abfs and $container: return $url\nreturn $redacted", "if $is_abfs and $container: return $url\nreturn $url"),
         ("tests/options/test_options.py::test_messages_are_redacted",)),
     Fault("unknown-options-are-taken", "options/lookup_options.py::LookupOptions.parse",
         replace("$field = _get_field($fields, $kinds, $key, $text)",

@@ -272,7 +272,9 @@ def test_a_system_that_is_down_is_left_alone(desk: Desk) -> None:
     assert len(calls) == 5
     for _ in range(2):
         for _ in range(3):
-            with pytest.raises(LookupFunctionError, match=r"was not called .*5 times in a row.* for another 30 s; .*no route"):
+            with pytest.raises(
+                LookupFunctionError, match=r"was not called .*5 times in a row.* for another 30 s; .*no route"
+            ):
                 table.get(1)
         desk.restart()
         table = desk.table(name, BREAKER)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyspark_lookup.core.credentials import names_secret
-from pyspark_lookup.errors import OptionError
+from pyspark_lookup.errors import OptionError, raise_ours
 
 _FILES_OF_SECRETS = frozenset({"passfile", "sslkey", "ssl_key", "servicefile"})  # parameters that name a file
 
@@ -39,10 +39,13 @@ class Address:
                 urllib.parse.parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
             )
         except ValueError:
-            raise OptionError(
-                "option path is a database's URL that cannot be parsed: write it as in SQLAlchemy, e.g. postgresql://host:5432/database, an IPv6 address "
-                "in brackets (postgresql://[::1]/database), and no password"
-            ) from None
+            raise_ours(
+                OptionError(
+                    "option path is a database's URL that cannot be parsed: write it as in SQLAlchemy, e.g. postgresql://host:5432/database, an IPv6 address "
+                    "in brackets (postgresql://[::1]/database), and no password"
+                ),
+                None,
+            )
         if parts.fragment or (parts.netloc and "@" in parts.path):  # maybe the end of a password
             raise OptionError(
                 f"option path is a {scheme} URL with # or with @ after its host: write them as %23 and %40, and leave out a password"

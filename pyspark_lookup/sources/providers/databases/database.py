@@ -9,13 +9,13 @@ import abc
 import contextlib
 import dataclasses
 import re
-import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_lookup.core.credentials import server_text
 from pyspark_lookup.errors import LookupFunctionError, OptionError, raise_ours
 from pyspark_lookup.sources.credentials import Credentials
 from pyspark_lookup.sources.providers.databases.address import Address
@@ -229,14 +229,14 @@ class Database(abc.ABC):
         try:
             yield
         except Exception as problem:
-            spellings = (
-                () if not password else (password, *(urllib.parse.quote(password, safe=safe) for safe in ("", "/")))
-            )
-            if any(spelling in str(problem) for spelling in spellings):
-                raise LookupFunctionError(
-                    f"cannot connect to {self.address.place}: {type(problem).__name__}. The driver's message shows the password, so it is left out: "
-                    "check the address, the user and the password"
-                ) from None
+            if server_text(str(problem), (password or "",)) != str(problem):
+                raise_ours(
+                    LookupFunctionError(
+                        f"cannot connect to {self.address.place}: {type(problem).__name__}. The driver's message shows the password, so it is left "
+                        "out: check the address, the user and the password"
+                    ),
+                    None,
+                )
             raise
 
     def login(self) -> dict[str, str]:
