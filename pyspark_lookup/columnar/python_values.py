@@ -153,7 +153,7 @@ def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
     """The keys as a table. `names`: the key columns; empty for a table without key columns.
 
     The columns of a table of keys are matched with `names` by name, the values of a tuple by position. Raises TypeError for keys in a form
-    that `KeysLike` does not name, SchemaError for a table that lacks one of the columns.
+    that `KeysLike` does not name, SchemaError for a number that Arrow cannot hold, or for a table that lacks one of the columns.
     """
     if isinstance(keys, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)) or _is_of_pandas(keys, "DataFrame"):
         table = as_arrow_rows(keys, lambda: None)
@@ -166,27 +166,38 @@ def as_key_table(keys: Any, names: Sequence[str]) -> pa.Table:
         return _check_key_columns(_table_from_dictionaries(keys, None, True), names)
     if isinstance(keys, Sequence) and len(names) > 1:
         return _table_from_tuples(keys, names)
-    try:
-        # NaN is a valid key; only in a Series of pandas it stands for null.
-        of_pandas = _is_of_pandas(keys, "Series")
-        column = pa.chunked_array(keys) if isinstance(keys, ArrowStream) else pa.array(keys, from_pandas=of_pandas)
-    except OverflowError as problem:
-        raise_ours(
-            SchemaError(
-                "keys: a number does not fit into 64 bits: give such numbers as decimal.Decimal, for a DECIMAL column"
-            ),
-            problem,
-        )
-    except (TypeError, ValueError, pa.ArrowException) as problem:
-        raise_ours(
-            TypeError(f"keys of type {type(keys).__name__} cannot be read ({foreign_text(str(problem))}): {_KEYS}"),
-            problem,
-        )
+    column = as_array_of_values(keys, "keys", _KEYS)
     if pa.types.is_struct(column.type):
         return _check_key_columns(pa.Table.from_struct_array(column), names)
     return (
         pa.table({(names or ("key",))[0]: column}) if len(names) <= 1 else _table_from_tuples(column.to_pylist(), names)
     )
+
+
+def as_array_of_values(values: Any, label: str, advice: str) -> pa.Array | pa.ChunkedArray:
+    """The values of a list, a Series or an Arrow array as an Arrow array, in the type that Arrow infers.
+
+    `label`: what the values are, and `advice`: in which forms they can be given, in errors. Raises SchemaError for a number that Arrow cannot
+    hold, TypeError for anything else that Arrow cannot read.
+    """
+    try:
+        if isinstance(values, ArrowStream):
+            return pa.chunked_array(values)
+        # NaN is a valid key; only in a Series of pandas it stands for null.
+        of_pandas = _is_of_pandas(values, "Series")
+        try:
+            return pa.array(values, from_pandas=of_pandas)
+        except (OverflowError, pa.ArrowInvalid):
+            if not any(isinstance(value, decimal.Decimal) for value in values):
+                raise
+            # Beside decimals, Arrow takes no integers with more digits.
+            return pa.array([decimal.Decimal(value) if type(value) is int else value for value in values])
+    except OverflowError as problem:
+        fault = "a number does not fit into 64 bits: give such numbers as decimal.Decimal, for a DECIMAL column"
+        raise_ours(SchemaError(f"{label}: {fault}"), problem)
+    except (TypeError, ValueError, pa.ArrowException) as problem:
+        fault = f"of type {type(values).__name__} cannot be read ({foreign_text(str(problem))})"
+        raise_ours(TypeError(f"{label} {fault}: {advice}"), problem)
 
 
 _USE_ARROW = "read it with get_many(), which returns Arrow, or leave the column out with lookup.columns"
@@ -233,7 +244,12 @@ def _table_from_tuples(keys: Sequence[Any], names: Sequence[str]) -> pa.Table:
             f"key {foreign_text(foreign_repr(bad_key))} is not a tuple of {len(names)} values, one for each column of lookup.keys "
             f"({', '.join(names)}): {_KEYS}"
         )
-    return pa.table({name: [key[place] for key in keys] for place, name in enumerate(names)})
+    return pa.table(
+        {
+            name: as_array_of_values([key[place] for key in keys], f"column {name!r} of keys", _KEYS)
+            for place, name in enumerate(names)
+        }
+    )
 
 
 def _table_from_dictionaries(rows: Sequence[Any], table_schema: pa.Schema | None, complete: bool) -> pa.Table:

@@ -11,6 +11,7 @@ import base64
 import dataclasses
 import decimal
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -314,10 +315,24 @@ def is_source(decoded: pa.Schema, requested: pa.Schema) -> bool:
 
 @dataclasses.dataclass
 class _Column:
+    """A column of several files. `origins`: its types, each with the first file that has it. `type`: the first type, or why there is none."""
+
     name: str
     type: pa.DataType
     origin: str
     metadata: dict[bytes, bytes] | None
+    origins: dict[pa.DataType, str]
+
+    def unite(self) -> pa.DataType:
+        """The type to which all types widen. It is an `unreadable_type` if there is none."""
+        united_type = _unite([*self.origins])
+        if united_type is not None:
+            return united_type
+        pairs = itertools.combinations(self.origins.items(), 2)
+        (kind, origin), (other_kind, other_origin) = next(
+            (pair for pair in pairs if _unite([kind for kind, _ in pair]) is None), [*self.origins.items()][:2]
+        )
+        return unreadable_type(f"column {self.name!r} is {kind} in {origin} but {other_kind} in {other_origin}")
 
 
 def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
@@ -329,7 +344,7 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
     columns: dict[str, _Column] = {}
     for origin, schema in schemas:
         for field in schema:
-            column = _Column(field.name, field.type, origin, _collations(field))
+            column = _Column(field.name, field.type, origin, _collations(field), {})
             merged = columns.setdefault(field.name.lower(), column)
             if merged.name != field.name and unreadable(field.type) is None and unreadable(merged.type) is None:
                 merged.type = unreadable_type(
@@ -338,19 +353,13 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
             if unreadable(merged.type) is not None or unreadable(field.type) is not None:
                 merged.type = field.type if unreadable(merged.type) is None else merged.type
                 continue
-            united_type = _unite(merged.type, field.type)
-            if united_type is None:
-                united_type = unreadable_type(
-                    f"column {field.name!r} is {merged.type} in {merged.origin} but {field.type} in {origin}"
-                )
-            if united_type != merged.type:
-                merged.type, merged.origin = united_type, origin
-    return pa.schema(
-        [
-            pa.field(c.name, c.type if unreadable(c.type) is not None else spark_type(c.type), metadata=c.metadata)
-            for c in columns.values()
-        ]
-    )
+            merged.origins.setdefault(field.type, origin)
+    fields = []
+    for column in columns.values():
+        kind = column.type if unreadable(column.type) is not None else column.unite()
+        kind = kind if unreadable(kind) is not None else spark_type(kind)
+        fields.append(pa.field(column.name, kind, metadata=column.metadata))
+    return pa.schema(fields)
 
 
 def _collations(field: pa.Field) -> dict[bytes, bytes] | None:
@@ -359,20 +368,20 @@ def _collations(field: pa.Field) -> dict[bytes, bytes] | None:
     return None if text is None else {_COLLATED: text}
 
 
-def _unite(kind: pa.DataType, other_kind: pa.DataType) -> pa.DataType | None:
-    """The type to which both types widen; None if there is none. It is one of the two or, if they are nested alike, a type nested like them, whose
-    parts are united in the same way."""
-    if widens(kind, other_kind):
-        return other_kind
-    if widens(other_kind, kind):
-        return kind
-    if is_variant(kind) or is_variant(other_kind):
+def _unite(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
+    """The type to which all types widen; None if there is none. It is one of them or, if they are nested alike, a type nested like them, whose parts
+    are united in the same way."""
+    for kind in kinds:
+        if all(widens(other_kind, kind) for other_kind in kinds):
+            return kind
+    kinds = [kind for kind in kinds if not pa.types.is_null(kind)]
+    if any(map(is_variant, kinds)):
         return None
-    (shape, parts), (other_shape, other_parts) = split_type(kind), split_type(other_kind)
-    if shape is None or shape != other_shape:
+    shapes, parts = zip(*map(split_type, kinds), strict=True)
+    if shapes[0] is None or any(shape != shapes[0] for shape in shapes):
         return None
-    part_types = list(map(_unite, parts, other_parts))
-    return None if None in part_types else with_parts(kind, part_types)
+    part_types = [_unite(some) for some in zip(*parts, strict=True)]
+    return None if None in part_types else with_parts(kinds[0], part_types)
 
 
 def check_readable(

@@ -43,7 +43,7 @@ from pyspark_lookup.columnar.keys import (
     take_requested,
 )
 from pyspark_lookup.columnar.predicate import Among, And, Predicate, evaluate
-from pyspark_lookup.columnar.python_values import KeyMaker, KeysLike, as_key_table, as_python
+from pyspark_lookup.columnar.python_values import KeyMaker, KeysLike, as_array_of_values, as_key_table, as_python
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import cast_exactly, resolve_names, spark_type
 from pyspark_lookup.core.clock import HostClock
@@ -960,7 +960,10 @@ def values_to_match(kind: MatchKind, values: Any) -> pa.Array:
         )
     if kind is MatchKind.CIDR and isinstance(values, (list, tuple)):
         values = [str(value) if isinstance(value, (IPv4Address, IPv6Address)) else value for value in values]
-    column = one_array(as_key_table(values, (kind.value,)).column(0))
+    label, advice = f"values of argument {kind.value}", "give a list, an array or a Series of values of one type"
+    column = as_array_of_values(values, label, advice)
+    if isinstance(column, pa.ChunkedArray):
+        column = one_array(column)
     try:
         return column if pa.types.is_null(column.type) else cast_exactly(column, spark_type(column.type))
     except pa.ArrowException as problem:

@@ -139,8 +139,11 @@ class Match:
                 and field.type.tz
             ):
                 kind = pa.timestamp(kind.unit, field.type.tz)  # Spark sends instants in the session's time zone
+            is_time = any(map(pa.types.is_temporal, (kind, field.type)))
             if widens(kind, field.type):
                 return values.cast(field.type)
+            if not is_time and accepts(field.type, kind):
+                return values
         elif accepts(field.type, kind):
             return values.cast(field.type) if widens(kind, field.type) else values
         raise SchemaError(

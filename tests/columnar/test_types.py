@@ -1,5 +1,6 @@
 """Arrow schemas as Spark takes them: types as PySpark has them, files merged, values kept or refused."""
 
+import itertools
 from typing import Any
 
 import pyarrow as pa
@@ -120,7 +121,7 @@ def test_merge_takes_columns_in_order_of_first_appearance() -> None:
     schema = merged({"b": pa.int8()}, {"a": pa.string(), "b": pa.int8()}, {}, {"c": pa.date32(), "a": pa.string()})
     assert schema == pa.schema([("b", pa.int8()), ("a", pa.string()), ("c", pa.date32())])
     assert merged() == pa.schema([])
-    with pytest.raises(SchemaError, match="is double in file-1 but string in file-2"):  # after a widening
+    with pytest.raises(SchemaError, match="is int8 in file-0 but string in file-2"):
         check_all_readable(merged({"c": pa.int8()}, {"c": pa.float64()}, {"c": pa.string()}, {"c": pa.int8()}))
     with pytest.raises(SchemaError, match="column 'id' of file-0 is spelled 'ID' in file-2"):
         check_all_readable(merged({"id": pa.int8()}, {"x": pa.int8()}, {"ID": pa.int8()}))
@@ -131,22 +132,23 @@ def x_and_y(x: pa.DataType, y: pa.DataType) -> pa.DataType:
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "expected"),
+    ("kinds", "expected"),
     [
-        (pa.null(), pa.null(), pa.string()),
-        (pa.null(), pa.list_(pa.null()), listed(pa.string())),
-        (x_and_y(pa.int8(), pa.float64()), x_and_y(pa.int64(), pa.float32()), x_and_y(pa.int64(), pa.float64())),
-        (pa.map_(pa.int8(), pa.int64()), pa.map_(pa.int32(), pa.int8()), pa.map_(pa.int32(), pa.int64())),
+        ((pa.null(), pa.null()), pa.string()),
+        ((pa.null(), pa.list_(pa.null())), listed(pa.string())),
+        ((x_and_y(pa.int8(), pa.float64()), x_and_y(pa.int64(), pa.float32()), pa.null()), x_and_y(pa.int64(), pa.float64())),
+        ((pa.map_(pa.int8(), pa.int64()), pa.map_(pa.int32(), pa.int8())), pa.map_(pa.int32(), pa.int64())),
+        ((pa.float32(), pa.int32(), pa.float64()), pa.float64()),  # the first two have no common type
+        ((pa.list_(pa.int32()), pa.list_(pa.decimal128(9, 2)), pa.list_(pa.decimal128(12, 2))), listed(pa.decimal128(12, 2))),
     ],
     ids=str,
-)
-def test_merge_widens(left: pa.DataType, right: pa.DataType, expected: pa.DataType) -> None:
-    """Whichever file comes first, a column gets the type that holds both files' values, part by part."""
-    for first, second in ((left, right), (right, left)):
-        kind = merged({"c": first}, {"c": second}).field("c").type
+)  # fmt: skip
+def test_merge_widens(kinds: tuple[pa.DataType, ...], expected: pa.DataType) -> None:
+    """Whichever file comes first, a column gets the type that holds all files' values, part by part."""
+    for order in itertools.permutations(kinds):
+        kind = merged(*({"c": part} for part in order)).field("c").type
         assert kind.equals(expected, check_metadata=True)
-        assert widens(spark_type(first, pa.null()), kind)
-        assert widens(spark_type(second, pa.null()), kind)
+        assert all(widens(spark_type(part, pa.null()), kind) for part in kinds)
 
 
 X_INT8 = pa.struct([("x", pa.int8())])

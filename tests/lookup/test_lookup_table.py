@@ -483,6 +483,21 @@ def test_keys_of_several_columns(site: Site) -> None:
     coded = frame.with_columns(pl.col("a").cast(pl.Categorical))
     for keys in ([("y", 2), ("x", 2)], [["y", 2]], [{"b": 2, "a": "y"}], frame, coded):
         assert table.get_many(keys)["v"].to_pylist() == [2]
+    assert table.get_many([("y", decimal.Decimal(1)), ("y", 2), ("y", decimal.Decimal("2.00"))])[
+        "key_index"
+    ].to_pylist() == [1, 2]
+    for ask in (table.get_many, table.delete, site.table(UNBOUNDED).invalidate):
+        for wrong, error, words in (
+            ([("x", 2**64)], errors.SchemaError, "column 'b' of keys: a number does not fit into 64 bits"),
+            (
+                [("x", 1), (2, 3)],
+                TypeError,
+                r"column 'a' of keys of type list cannot be read \(.*: give keys as a list",
+            ),
+            ([("\ud800", 1)], TypeError, "column 'a' of keys of type list cannot be read .*surrogates"),
+        ):
+            with pytest.raises(error, match=words):
+                ask(wrong)
     for keys in (["xy"], [("x",)], [("x", 1, 2)], [1]):
         with pytest.raises(TypeError, match=r"not a tuple of 2 values, one for each column of lookup\.keys \(a, b\)"):
             table.get_many(keys)

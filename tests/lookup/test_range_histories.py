@@ -51,7 +51,7 @@ SHAPES = [
     Shape("between", "low..high", "VARCHAR", "VARCHAR", _TEXT),
     Shape("between", "low..high", "BLOB", "BLOB", f"encode({_TEXT})"),
     Shape("as_of", "low..high", "TIMESTAMP", "TIMESTAMP", "make_timestamp(({} - 6) * 1000000000000)"),
-    Shape("as_of", "low", "BIGINT", "BIGINT"),
+    Shape("as_of", "low", "SMALLINT", "BIGINT"),
     Shape("starts_with", "low", "VARCHAR", "VARCHAR", _TEXT),
     Shape("starts_with", "low", "BLOB", "BLOB", f"encode({_TEXT})"),
     Shape("cidr", "low", "VARCHAR", "VARCHAR", _NETWORKS),
@@ -284,7 +284,7 @@ def test_what_gets_refuse(tmp_path: Path) -> None:
     table.write([{"network": "10.0.0.0/8", "code": "4"}])
     gets: list[tuple[dict[str, Any], str]] = [
         ({}, "a key is missing: give a key, or between, cidr"),
-        ({"cidr": ["10.0.0.1"], "between": [1]}, "arguments between and cidr: give one of them"),
+        ({"cidr": ["10.0.0.1"], "between": [1]}, "arguments between and cidr: give only one of them"),
         ({"cidr": ["10.0.0.1"]}, r"lookup.cidr is missing: .*LookupTable\(path, \{'lookup.cidr': 'network'\}\)"),
     ]
     for arguments, words in gets:

@@ -20,7 +20,7 @@ from tests.models.adapter import Ground, Table
 from tests.models.answers import Content, Row, is_date, is_number, is_whole, partition_value
 from tests.models.histories import Step
 from tests.models.shapes import column, draw_numbers
-from tests.models.values import ImpossibleError, converted, finished, shown, united
+from tests.models.values import ImpossibleError, converted, finished, shown, united_type
 
 DataFile = tuple[Path, tuple[tuple[str, str | None], ...]]
 """A file, and the values that its directories say."""
@@ -42,13 +42,12 @@ def _content(data_files: list[DataFile], busy: bool) -> Content:
     files = [_read(path) for path, _ in data_files]
     types: dict[str, pa.DataType] = {}
     conflicts: dict[str, str] = {}
-    for schema, _, _ in files:
-        for field in schema:
-            kind = shown(field.type)
-            try:
-                types[field.name] = united(types[field.name], kind) if field.name in types else kind
-            except ImpossibleError as problem:
-                conflicts[field.name] = str(problem)
+    for name in dict.fromkeys(field.name for schema, _, _ in files for field in schema):
+        kinds = [shown(field.type) for schema, _, _ in files for field in schema if field.name == name]
+        try:
+            types[name] = united_type(kinds)
+        except ImpossibleError as problem:
+            conflicts[name] = str(problem)
     types |= dict.fromkeys(conflicts, pa.null())
     data = pa.schema([(name, finished(kind)) for name, kind in types.items()])
     file_values = [dict(values) for _, values in data_files]

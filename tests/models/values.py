@@ -2,6 +2,9 @@
 
 import datetime
 import decimal
+import functools
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -51,6 +54,17 @@ def united(first: pa.DataType, second: pa.DataType) -> pa.DataType:
     if _holds(second, first):
         return second
     raise ImpossibleError(f"{first} and {second}")
+
+
+def united_type(kinds: Sequence[pa.DataType]) -> pa.DataType:
+    """The type that holds the values of all, in whatever order they are united. Raises ImpossibleError if there is none."""
+    problems = []
+    for order in itertools.permutations(dict.fromkeys(kinds)):
+        try:
+            return functools.reduce(united, order)
+        except ImpossibleError as problem:
+            problems.append(problem)
+    raise problems[0]
 
 
 def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:

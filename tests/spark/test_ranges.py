@@ -326,7 +326,7 @@ def test_what_matches_refuse(spark: SparkSession, tmp_path: Path) -> None:
         ({"cidr": {"ip": "low"}}, "argument cidr: 'low' is int32; a network is one column of text, or two"),
         ({"cidr": {"ratio": "text"}}, "argument cidr: 'ratio' is double; addresses must be"),
         ({"starts_with": {"ip": "low"}}, "argument starts_with: 'low' is int32; prefixes must be text or binary"),
-        ({"starts_with": {"ip": "text"}, "cidr": {"ip": "text"}}, "arguments cidr and starts_with: give one of them"),
+        ({"starts_with": {"ip": "text"}, "cidr": {"ip": "text"}}, "arguments cidr and starts_with: give only one of them"),
         ({"starts_with": {"ip": "text"}, "strategy": "broadcast"}, "argument starts_with needs strategy='cache'"),
         ({"starts_with": {"ip": "text"}, "options": MODES["partial"]}, "lookup.cache = 'PARTIAL' caches rows by key, and a lookup by starts_with alone"),
         ({"starts_with": {"ip": "text"}, "options": {"lookup.range.bounds": "][", **FULL}}, r"lookup.range.bounds = '\]\['"),
