@@ -74,6 +74,7 @@ _log = logging.getLogger("pyspark_lookup.join")
 How = Literal[
     "left", "leftouter", "left_outer", "inner", "semi", "leftsemi", "left_semi", "anti", "leftanti", "left_anti"
 ]
+_INTEGER_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}  # of Spark's decimals for integers, by bits
 Strategy = Literal["auto", "cache", "broadcast"]
 _NO_KEYS = (ArrayType, MapType, StructType, features.VariantType)
 _HOW = {"left": "left", "leftouter": "left", "inner": "inner", "semi": "left_semi", "leftsemi": "left_semi"} | {
@@ -232,7 +233,7 @@ def lookup_join(
     _check_names(df, [*names, WAITED_COLUMN] if waiting is not None and waiting.shown else names, dim_table)
     if waiting is not None:
         _check_waiting(kind, strategy, dim_table, waiting)
-    choice = _choose(df, dim_table, strategy, match)
+    choice = _choose(df, dim_table, strategy, match, keys)
     lookup = ChainedLookup(
         choice.cached, tuple(keys), names, kind, matched, current_build(df.sparkSession), why=choice.why
     )
@@ -609,8 +610,31 @@ def _check_names(df: DataFrame, names: Sequence[str], table: DimensionTable) -> 
             raise OptionError(f"column {name!r} has a name that lookup joins use: rename it")
 
 
-def _choose(df: DataFrame, table: DimensionTable, strategy: str, match: MatchArgument | None) -> _Choice:
+def _find_rounded(keys: Sequence[Key], table: DimensionTable) -> str | None:
+    """How Spark's own join would compare a key: a text for messages, or None if it compares all keys without rounding them.
+
+    Spark compares decimals in a type of 38 digits at most. If two types need more, it rounds their digits after the point.
+    """
+    for key, name in zip(keys, table.keys, strict=False):
+        kinds = [arrow_type(key.type), arrow_type(table.column_type(name))]
+        digits = [
+            (k.precision - k.scale, k.scale) if pa.types.is_decimal(k) else (_INTEGER_DIGITS.get(k.bit_width, 0), 0)
+            for k in kinds
+            if pa.types.is_decimal(k) or pa.types.is_integer(k)
+        ]
+        if kinds[0] == kinds[1] or len(digits) < 2 or not any(map(pa.types.is_decimal, kinds)):
+            continue
+        if max(whole for whole, _ in digits) + max(scale for _, scale in digits) > 38:
+            types = f"{key.type.simpleString()}, the table's {name!r} is {table.column_type(name).simpleString()}"
+            return f"key {key.column!r} is {types}, and Spark would round decimals to compare them"
+    return None
+
+
+def _choose(
+    df: DataFrame, table: DimensionTable, strategy: str, match: MatchArgument | None, keys: Sequence[Key]
+) -> _Choice:
     """The strategy with which a table is joined to a DataFrame, and the reason for it."""
+    rounded = _find_rounded(keys, table)
     by_null = table.parsed.read.on_error is OnError.NULL
     if strategy == "broadcast":
         if match is not None:
@@ -624,6 +648,8 @@ def _choose(df: DataFrame, table: DimensionTable, strategy: str, match: MatchArg
                 "argument strategy = 'broadcast': inside the function of a pipeline's flow, Spark does not analyze DataFrames; use "
                 "'cache', or join spark.read.format('lookupcache').load(…) with Spark's own broadcast()"
             )
+        if rounded is not None:
+            raise OptionError(f"argument strategy = 'broadcast': {rounded}: use 'cache', which compares them exactly")
         return _Choice(True, table, "asked for")
     facts = None
     has_cache_option = is_cache_set(table.options)
@@ -648,13 +674,15 @@ def _choose(df: DataFrame, table: DimensionTable, strategy: str, match: MatchArg
         return _Choice(False, cached, "a provider's table")
     if by_null:
         return _Choice(False, cached, "lookup.on-error = NULL")
+    if rounded is not None:
+        return _Choice(False, cached, rounded)
     if table.parsed.cache.mode is CacheMode.PARTIAL:
         return _Choice(False, cached, "lookup.cache = PARTIAL: the table should not be read as a whole")
     if facts.bytes > table.parsed.read.split_size:
         return _Choice(False, cached, f"{facts.bytes:,} bytes of files are more than lookup.scan.split-size")
     if facts.rows is None:
         return _Choice(False, cached, "its number of rows is not known before they are read")
-    row_limit, keys = (_BROADCAST_REPEATED_ROWS, "repeated ") if facts.unique_keys is False else (_BROADCAST_ROWS, "")
+    row_limit, repeated = (_BROADCAST_REPEATED_ROWS, "repeated ") if facts.unique_keys is False else (_BROADCAST_ROWS, "")
     if facts.rows > row_limit:
         return _Choice(False, cached, f"{facts.rows:,} rows are more than {row_limit:,}")
-    return _Choice(True, cached, f"a batch, and {facts.rows:,} {keys}rows are no more than {row_limit:,}", facts.rows)
+    return _Choice(True, cached, f"a batch, and {facts.rows:,} {repeated}rows are no more than {row_limit:,}", facts.rows)

@@ -30,7 +30,6 @@ from pyspark.sql.types import (
 )
 
 from pyspark_lookup.core.log_events import log_event
-from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.lookup.late_facts import (
     PARTS,
     LatePart,
@@ -51,7 +50,7 @@ from pyspark_lookup.spark.reading import (
     prepare_worker,
     session_options,
 )
-from pyspark_lookup.spark.types import arrow_schema, arrow_type
+from pyspark_lookup.spark.types import arrow_schema, arrow_type, checked_arrow_schema
 from pyspark_lookup.spark.worker_errors import without_traceback
 from pyspark_lookup.storage.disk import key_of
 from pyspark_lookup.storage.host_metrics import Waiting
@@ -117,10 +116,12 @@ def join_late(chain: Chain, lookup: ChainedLookup, wait: Wait) -> DataFrame:
     keys = [sf.expr(key.sql).alias(f"_lookup_key_{number}") for number, key in enumerate(lookup.keys)]
     rules = _rules(base, lookup, wait)
     spec, waiting_spec = _pass_text(lookup, lookup.spec), _pass_text(lookup, _without_cached_misses(lookup, wait))
+    passed = facts.select("*", *keys, *visit).drop(*hidden)
     parcels = (
-        facts.select("*", *keys, *visit)
-        .drop(*hidden)
-        .mapInArrow(FactDispatcher(chain.name, rules.to_text(), spec), _PARCELS)
+        # `mapInArrow` selects the columns by their names, which may have dots or be the same.
+        passed.toDF(*map("_lookup_{}".format, range(len(passed.columns)))).mapInArrow(
+            FactDispatcher(chain.name, rules.to_text(), spec), _PARCELS
+        )
     )
     empty = [sf.lit(None).cast("binary").alias(name) for name in ("results", "facts", "keys")]
     parcels = parcels.unionAll(ticks.select(sf.expr(f"explode(sequence(0, {PARTS - 1})) AS part"), *empty, *visit))
@@ -173,17 +174,9 @@ def _without_watermark(field: StructField) -> StructField:
 
 
 def _rules(base: DataFrame, lookup: ChainedLookup, wait: Wait) -> WaitRules:
-    for field in base.schema:
-        try:
-            arrow_schema(StructType([field]))
-        except Exception as problem:  # which class of Spark's depends on the type and on the version of Spark
-            raise SchemaError(
-                f"argument wait: the DataFrame's column {field.name!r} is {field.dataType.simpleString()}, which Spark does not pass to "
-                f"Python, where rows wait ({type(problem).__name__}): cast it or leave it out"
-            ) from None
     names = [name.lower() for name in base.columns]
     return WaitRules(
-        arrow_schema(base.schema),
+        checked_arrow_schema(base.schema, "argument wait: the DataFrame's"),
         pa.schema([(f"{number} {key.column}", arrow_type(key.type)) for number, key in enumerate(lookup.keys)]),
         arrow_schema(StructType(lookup.fields)),
         round(wait.seconds * 1_000_000),

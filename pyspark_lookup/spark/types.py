@@ -32,6 +32,22 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return types.to_arrow_schema(schema, **_UTC)
 
 
+def checked_arrow_schema(schema: StructType, label: str) -> pa.Schema:
+    """The Arrow schema in which Spark exchanges these rows with Python. Raises SchemaError for a column of a type for which Arrow has none.
+
+    `label`: the first words of the error.
+    """
+    for field in schema:
+        try:
+            arrow_schema(StructType([field]))
+        except Exception as problem:  # which class of Spark's depends on the type and on the version of Spark
+            raise SchemaError(
+                f"{label} column {field.name!r} is {field.dataType.simpleString()}, which Spark does not pass to Python "
+                f"({type(problem).__name__}): cast it or leave it out"
+            ) from None
+    return arrow_schema(schema)
+
+
 def struct_type(schema: pa.Schema, readable: bool = True) -> StructType:
     """The Spark schema of Arrow columns, with the collations that their metadata names. A timestamp without a time zone becomes TIMESTAMP_NTZ.
 

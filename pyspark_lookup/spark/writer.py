@@ -24,7 +24,7 @@ from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.spark.features import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark_lookup.spark.planning import resolve_write_options
 from pyspark_lookup.spark.reading import session_options
-from pyspark_lookup.spark.types import arrow_schema
+from pyspark_lookup.spark.types import checked_arrow_schema
 from pyspark_lookup.spark.worker_errors import errors_without_traceback
 
 
@@ -86,7 +86,7 @@ def _begin(options: LookupOptions, schema: StructType, overwrite: bool, name: st
     with engine.publish():
         by_key = WriteMode.UPSERT if options.kind(WriteOptions).mode is KeyedWrite.UPSERT else WriteMode.APPEND
         mode = WriteMode.OVERWRITE if overwrite else by_key
-        return engine.managed.writer(options).begin(arrow_schema(schema), mode, name)
+        return engine.managed.writer(options).begin(checked_arrow_schema(schema, "to write:"), mode, name)
 
 
 def _write_files(options: LookupOptions, job: Job, batches: Iterator[pa.RecordBatch]) -> tuple[DataFile, ...]:

@@ -87,6 +87,25 @@ print("LIVES", lookup_join(facts.filter("id = 1"), sys.argv[1], "id", strategy="
 
 
 @needs(DATA_SOURCES)
+def test_decimals_are_not_rounded(spark: SparkSession, tmp_path: Path) -> None:
+    """Decimals that Spark's join would round are compared exactly: `auto` takes the cache, and `broadcast` is refused."""
+    zero = pa.table({"k": pa.array([0], pa.decimal128(38, 0)), "n": pa.array([0], pa.int64()), "name": ["zero"]})
+    path = str(saved(tmp_path / "dim.parquet", zero))
+    facts = spark.sql(
+        "SELECT CAST(-0.01 AS DECIMAL(10, 2)) k, CAST(1e-19 AS DECIMAL(38, 19)) n, CAST(0 AS DECIMAL(38, 2)) fits"
+    )
+    for on in ("k", "n"):
+        for strategy in ("auto", "cache"):
+            assert lookup_join(facts, path, on, columns=["name"], strategy=strategy).first().name is None
+        with pytest.raises(
+            OptionError, match=rf"strategy = 'broadcast': key '{on}' is decimal\(.*round decimals.*: use 'cache'"
+        ):
+            lookup_join(facts, path, on, columns=["name"], strategy="broadcast")
+        assert "would round decimals" in explain_lookup(lookup_join(facts, path, on, columns=["name"]))
+    assert lookup_join(facts, path, {"fits": "n"}, columns=["name"], strategy="broadcast").first().name == "zero"
+
+
+@needs(DATA_SOURCES)
 def test_keys_of_char_and_varchar(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """VARCHAR is text. CHAR is padded with blanks, which the table's texts lack: the error says how to remove them."""
     path = saved(tmp_path / "dim.parquet", {"code": ["ab", "abc"], "name": ["x", "y"]})

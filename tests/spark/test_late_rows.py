@@ -93,7 +93,11 @@ def in_order(rows: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 def test_each_fact_leaves_once(spark: SparkSession, tmp_path: Path) -> None:
     """Facts with a match pass at once; others when the table has their row, or when their time is over. A batch that fails runs again."""
     table = publish_version(tmp_path / "dim.parquet", 1, range(3))
-    stream = Stream(spark, tmp_path, lambda facts: lookup_join(facts, str(table), "id", wait="1 day"))
+
+    def join(facts: DataFrame, wait: str = "1 day") -> DataFrame:
+        return lookup_join(facts.withColumnRenamed("event", "an.event"), str(table), "id", wait=wait)
+
+    stream = Stream(spark, tmp_path, join)
     calls = Calls(table)
     stream.send(0, 1, 1, 3, 4, 4)
     stream.run()
@@ -114,7 +118,7 @@ def test_each_fact_leaves_once(spark: SparkSession, tmp_path: Path) -> None:
     assert (stream.metrics["waiting"], stream.metrics["woken"]) == (3, 1)
     calls.take_metrics()
     publish_version(table, 3, range(5))
-    stream._join = lambda facts: lookup_join(facts, str(table), "id", wait="1 ms")  # also for those that wait already
+    stream._join = lambda facts: join(facts, "1 ms")  # also for those that wait already
     stream.run()  # without facts, there is still a batch
     assert stream.results() == in_order([*released, (4, 104, 3), (4, 104, 3), (5, 205, None)])
     assert calls.take_metrics()["hitCount"] == 3  # the facts that waited, once
@@ -210,6 +214,8 @@ def test_wrong_arguments(spark: SparkSession, tmp_path: Path) -> None:
         refused("needs stateful processors in Python", error=NotSupportedError, wait="1 h")
     waiting = lookup_join(stream.withWatermark("at", "1 hour"), table, "id", wait="1 h", wait_on="at")
     assert "spark.watermarkDelayMs" not in waiting.schema.json()
+    twice = stream.select("id", *(sf.lit(number).alias("x") for number in range(2)))
+    assert lookup_join(twice, table, "id", wait="1 h").columns[:3] == ["id", "x", "x"]
 
 
 @pytest.mark.slow

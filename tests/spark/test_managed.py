@@ -125,6 +125,10 @@ def test_what_is_refused(spark: SparkSession, tmp_path: Path, name: str) -> None
     with pytest.raises(Exception, match="'note' is STRING in the table and cannot become INT"):
         write(noted.withColumn("note", sf.lit(1)), tmp_path / "t")
     with pytest.raises(
+        Exception, match=r"to write: column 'note' is interval year to month, which Spark does not pass to Python"
+    ):
+        write(noted.withColumn("note", sf.expr("INTERVAL '1-2' YEAR TO MONTH")), tmp_path / "t")
+    with pytest.raises(
         Exception,
         match=r"does not guarantee that a file is created only if it does not exist: give a path on a local disk or on S3",
     ):
