@@ -682,7 +682,11 @@ def _choose(
         return _Choice(False, cached, f"{facts.bytes:,} bytes of files are more than lookup.scan.split-size")
     if facts.rows is None:
         return _Choice(False, cached, "its number of rows is not known before they are read")
-    row_limit, repeated = (_BROADCAST_REPEATED_ROWS, "repeated ") if facts.unique_keys is False else (_BROADCAST_ROWS, "")
+    row_limit, repeated = (
+        (_BROADCAST_REPEATED_ROWS, "repeated ") if facts.unique_keys is False else (_BROADCAST_ROWS, "")
+    )
     if facts.rows > row_limit:
         return _Choice(False, cached, f"{facts.rows:,} rows are more than {row_limit:,}")
-    return _Choice(True, cached, f"a batch, and {facts.rows:,} {repeated}rows are no more than {row_limit:,}", facts.rows)
+    return _Choice(
+        True, cached, f"a batch, and {facts.rows:,} {repeated}rows are no more than {row_limit:,}", facts.rows
+    )
