@@ -321,7 +321,7 @@ class _Column:
     type: pa.DataType
     origin: str
     metadata: dict[bytes, bytes] | None
-    origins: dict[pa.DataType, str]
+    origins: dict[pa.DataType, str] = dataclasses.field(default_factory=dict)
 
     def unite(self) -> pa.DataType:
         """The type to which all types widen. It is an `unreadable_type` if there is none."""
@@ -344,7 +344,7 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
     columns: dict[str, _Column] = {}
     for origin, schema in schemas:
         for field in schema:
-            column = _Column(field.name, field.type, origin, _collations(field), {})
+            column = _Column(field.name, field.type, origin, _collations(field))
             merged = columns.setdefault(field.name.lower(), column)
             if merged.name != field.name and unreadable(field.type) is None and unreadable(merged.type) is None:
                 merged.type = unreadable_type(

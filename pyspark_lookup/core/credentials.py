@@ -197,7 +197,7 @@ def _without_value(match: re.Match[str]) -> str:
     return f"{prefix}{quote}{_HIDDEN}{quote}"
 
 
-def secrets_of_header(value: str) -> list[str]:
+def list_header_secrets(value: str) -> list[str]:
     """What no error may show of a header with a credential: its value, what follows a scheme such as Bearer, the password in Basic, and the values
     in cookies."""
     value = value.strip()
@@ -212,7 +212,7 @@ def secrets_of_header(value: str) -> list[str]:
     return [secret for secret in secrets if secret]
 
 
-def server_text(text: str, secrets: Iterable[str]) -> str:
+def redact_server_text(text: str, secrets: Iterable[str]) -> str:
     """What a server says, for an error; a hint instead, if the text has one of the `secrets`, as it is, or as in a URL, in JSON or in HTML."""
     texts = [other.replace("\\", "") for other in (text, unquote(text), unquote_plus(text), html.unescape(text))]
     for secret in secrets:

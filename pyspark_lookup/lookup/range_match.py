@@ -131,20 +131,13 @@ class Match:
             raise SchemaError(
                 f"argument cidr has the type {kind}; addresses must be text, binary of 4 or 16 bytes, or integers"
             )
-        if self.kind is MatchKind.AS_OF:
-            if (
-                pa.types.is_timestamp(kind)
-                and kind.tz is not None
-                and pa.types.is_timestamp(field.type)
-                and field.type.tz
-            ):
-                kind = pa.timestamp(kind.unit, field.type.tz)  # Spark sends instants in the session's time zone
-            is_time = any(map(pa.types.is_temporal, (kind, field.type)))
-            if widens(kind, field.type):
-                return values.cast(field.type)
-            if not is_time and accepts(field.type, kind):
-                return values
-        elif accepts(field.type, kind):
+        if self.kind is MatchKind.AS_OF and (
+            pa.types.is_timestamp(kind) and kind.tz is not None and pa.types.is_timestamp(field.type) and field.type.tz
+        ):
+            kind = pa.timestamp(kind.unit, field.type.tz)  # Spark sends instants in the session's time zone
+        # A time must not be compared with a date.
+        is_time = self.kind is MatchKind.AS_OF and any(map(pa.types.is_temporal, (kind, field.type)))
+        if widens(kind, field.type) if is_time else accepts(field.type, kind):
             return values.cast(field.type) if widens(kind, field.type) else values
         raise SchemaError(
             f"argument {self.kind.value} has the type {values.type}, but the table's column {field.name!r} has {field.type}: cast the values "

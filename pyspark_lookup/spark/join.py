@@ -610,7 +610,7 @@ def _check_names(df: DataFrame, names: Sequence[str], table: DimensionTable) -> 
             raise OptionError(f"column {name!r} has a name that lookup joins use: rename it")
 
 
-def _find_rounded(keys: Sequence[Key], table: DimensionTable) -> str | None:
+def _explain_rounding(keys: Sequence[Key], table: DimensionTable) -> str | None:
     """How Spark's own join would compare a key: a text for messages, or None if it compares all keys without rounding them.
 
     Spark compares decimals in a type of 38 digits at most. If two types need more, it rounds their digits after the point.
@@ -634,7 +634,7 @@ def _choose(
     df: DataFrame, table: DimensionTable, strategy: str, match: MatchArgument | None, keys: Sequence[Key]
 ) -> _Choice:
     """The strategy with which a table is joined to a DataFrame, and the reason for it."""
-    rounded = _find_rounded(keys, table)
+    rounded = _explain_rounding(keys, table)
     by_null = table.parsed.read.on_error is OnError.NULL
     if strategy == "broadcast":
         if match is not None:

@@ -33,7 +33,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def checked_arrow_schema(schema: StructType, label: str) -> pa.Schema:
-    """The Arrow schema in which Spark exchanges these rows with Python. Raises SchemaError for a column of a type for which Arrow has none.
+    """The Arrow schema in which Spark exchanges these rows with Python. Raises SchemaError for a column whose type Arrow
+    lacks.
 
     `label`: the first words of the error.
     """

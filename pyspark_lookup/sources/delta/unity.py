@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.core.credentials import find_origin, server_text
+from pyspark_lookup.core.credentials import find_origin, redact_server_text
 from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_text, describe_fault
 from pyspark_lookup.errors import (
     CatalogUnavailableError,
@@ -377,8 +377,8 @@ class UnityCatalog:
         code, message = _parse_error(data)
         with self._lock:
             login = self._last_credentials or {}
-        told = server_text(message, (token or "", login.get("client_secret", "")))
-        says = "" if not message else f" ({foreign_text(told[:_SHOWN_CHARACTERS])})"
+        shown_message = redact_server_text(message, (token or "", login.get("client_secret", "")))
+        says = "" if not message else f" ({foreign_text(shown_message[:_SHOWN_CHARACTERS])})"
         if status == 401:
             what = "without a token" if token is None else "with this token, which is wrong or has expired"
             raise UfsPermissionError(f"{self.name} gives no access {what}{says}: {self._advice}")

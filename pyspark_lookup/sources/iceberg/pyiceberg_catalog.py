@@ -17,7 +17,13 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import NoSuchIdentifierError, NoSuchNamespaceError, NoSuchTableError, NotInstalledError
 from pyiceberg.io import FileIO, InputFile, OutputFile
 
-from pyspark_lookup.core.credentials import LOGIN_HEADERS, find_origin, names_secret, secrets_of_header, server_text
+from pyspark_lookup.core.credentials import (
+    LOGIN_HEADERS,
+    find_origin,
+    list_header_secrets,
+    names_secret,
+    redact_server_text,
+)
 from pyspark_lookup.core.decoding import UNREADABLE
 from pyspark_lookup.errors import (
     CatalogUnavailableError,
@@ -101,18 +107,18 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
             problem,
         )
     except Exception as problem:
-        response = _response_of(problem)
+        response = _get_response(problem)
         if getattr(response, "status_code", None) in (*_UNAUTHORISED, _FORBIDDEN):
             raise_ours(
                 UfsPermissionError(
-                    f"the Iceberg catalog {name!r} does not let this principal in: {_told(problem)}: check its token or credential in "
+                    f"the Iceberg catalog {name!r} does not let this principal in: {_describe_problem(problem)}: check its token or credential in "
                     "PyIceberg's configuration"
                 ),
-                _cause(problem),
+                _get_cause(problem),
             )
         if response is None:
             raise_ours(_unavailable_error(name, problem), problem)
-        raise_ours(_status_error(name, response), _cause(problem))
+        raise_ours(_status_error(name, response), _get_cause(problem))
     # A table's properties may name another FileIO, which would then be used instead of `PointerFileIO`.
     catalog._load_file_io = lambda *_: PointerFileIO()  # type: ignore[method-assign]
     return catalog
@@ -219,7 +225,7 @@ def _ask(catalog: Any, name: str, table: str, url: str, timeout_s: float, parame
         redirect = getattr(problem, "response", None)
         if redirect is not None:
             _refuse(name, table, redirect)
-        raise_ours(_unavailable_error(name, problem), _cause(problem))
+        raise_ours(_unavailable_error(name, problem), _get_cause(problem))
     if response.status_code != _OK:
         _refuse(name, table, response)
     date = response.headers.get("Date")
@@ -268,10 +274,10 @@ def _message(response: Any) -> str:
         text = error if isinstance(error, str) else f"{error.get('type')}: {error.get('message')}"
     except (*UNREADABLE, AttributeError):
         return ""
-    return foreign_text(server_text(text, _secrets_sent(response))[:_LONGEST_REASON])
+    return foreign_text(redact_server_text(text, _find_sent_secrets(response))[:_LONGEST_REASON])
 
 
-def _secrets_sent(response: Any) -> list[str]:
+def _find_sent_secrets(response: Any) -> list[str]:
     """The credentials in the request that got this response: those in its headers, and those in a form that asks for a token."""
     request = getattr(response, "request", None)
     headers, body = getattr(request, "headers", None) or {}, getattr(request, "body", None) or ""
@@ -279,24 +285,24 @@ def _secrets_sent(response: Any) -> list[str]:
     secrets = [text for name, text in form.items() if names_secret(name)]
     for name, value in headers.items():
         if name.lower() in LOGIN_HEADERS or names_secret(name):
-            secrets += secrets_of_header(value.decode(errors="replace") if isinstance(value, bytes) else str(value))
+            secrets += list_header_secrets(value.decode(errors="replace") if isinstance(value, bytes) else str(value))
     return secrets
 
 
-def _response_of(problem: Exception) -> Any:
+def _get_response(problem: Exception) -> Any:
     """The response that made PyIceberg raise an error; None if there is none."""
     return getattr(problem.__cause__ or problem, "response", None)
 
 
-def _told(problem: Exception) -> str:
+def _describe_problem(problem: Exception) -> str:
     """The text of an error, which may be a server's, without what was sent to it."""
-    return server_text(str(problem), _secrets_sent(_response_of(problem)))
+    return redact_server_text(str(problem), _find_sent_secrets(_get_response(problem)))
 
 
-def _cause(problem: Exception) -> Exception | None:
+def _get_cause(problem: Exception) -> Exception | None:
     """The error, if it may be shown as the cause of ours."""
     texts = f"{problem!r} {problem.__cause__!r}"
-    return problem if server_text(texts, _secrets_sent(_response_of(problem))) == texts else None
+    return problem if redact_server_text(texts, _find_sent_secrets(_get_response(problem))) == texts else None
 
 
 def _reason(response: Any) -> str:
@@ -322,7 +328,7 @@ def _unavailable_error(name: str, problem: Exception | str) -> CatalogUnavailabl
     fault = (
         problem
         if isinstance(problem, str)
-        else f"gave no answer: {type(problem).__name__}: {' '.join(_told(problem).split())}"
+        else f"gave no answer: {type(problem).__name__}: {' '.join(_describe_problem(problem).split())}"
     )
     return CatalogUnavailableError(
         f"the Iceberg catalog {name!r} {fault}; try again later, or check its properties (PyIceberg's configuration, lookup.catalog.…)"

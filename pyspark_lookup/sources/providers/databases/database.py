@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.core.credentials import server_text
+from pyspark_lookup.core.credentials import redact_server_text
 from pyspark_lookup.errors import LookupFunctionError, OptionError, raise_ours
 from pyspark_lookup.sources.credentials import Credentials
 from pyspark_lookup.sources.providers.databases.address import Address
@@ -100,7 +100,7 @@ class Condition:
 STAND_INS = {"infinity": "9999-12-31 23:59:59.999999", "-infinity": "0001-01-01"}
 
 
-def read_finite(raw: str, kind: str) -> str:
+def replace_infinite(raw: str, kind: str) -> str:
     """The SQL of a date or time, with its stand-in where it is infinite. `kind`: its SQL type."""
     cases = " ".join(f"WHEN '{infinite}' THEN '{finite}'::{kind}" for infinite, finite in STAND_INS.items())
     return f"CASE {raw} {cases} ELSE {raw} END"
@@ -229,7 +229,7 @@ class Database(abc.ABC):
         try:
             yield
         except Exception as problem:
-            if server_text(str(problem), (password or "",)) != str(problem):
+            if redact_server_text(str(problem), (password or "",)) != str(problem):
                 raise_ours(
                     LookupFunctionError(
                         f"cannot connect to {self.address.place}: {type(problem).__name__}. The driver's message shows the password, so it is left "

@@ -24,7 +24,7 @@ from pyspark_lookup.sources.providers.databases.database import (
     Database,
     Source,
     add_infinite_keys,
-    read_finite,
+    replace_infinite,
     table_of_batches,
     tokens_of,
     values_of,
@@ -156,7 +156,7 @@ class _DuckdbConnection(Connection):
             name = "DATE" if pa.types.is_date(field.type) else "TIMESTAMPTZ" if field.type.tz else "TIMESTAMP"
             # Nanoseconds are rounded, and a key is what the rounded value is.
             in_type = f"{raw}::{name}" if kind == "TIMESTAMP_NS" else raw
-            value = read_finite(f"{raw}::{name}", name)
+            value = replace_infinite(f"{raw}::{name}", name)
             return Column(field.name, spark_type(field.type), value, in_type, ordered=True, infinite=name)
         try:
             type_ = spark_type(field.type)

@@ -45,8 +45,8 @@ _PARAMETERS = {
     "ssl_key": "ssl_key",
 }
 _OPTION_FILE = "~/.my.cnf"
-# Texts and results are then the same whatever the server is set to, and nothing can be written. Of the SQL modes, those go that change texts:
-# statements of the user's may need others. (In one of them, '' is NULL, so a comma takes its place.)
+# Texts and results are then the same whatever the server is set to, and nothing can be written. Only SQL modes that change texts are
+# removed: the user's statements may need the others. (In one of them, '' is NULL, so a comma takes the place of each.)
 _SETTINGS = (
     "SET SESSION time_zone = '+00:00', SESSION sql_select_limit = 18446744073709551615, "
     "SESSION sql_mode = REPLACE(REPLACE(@@sql_mode, 'PAD_CHAR_TO_FULL_LENGTH', ','), 'EMPTY_STRING_IS_NULL', ',')",
@@ -122,11 +122,11 @@ class _MysqlConnection(Connection):
                 "SET SESSION character_set_results = NULL"
             )  # the description then has the columns' own character sets
             cursor.execute(f"SELECT * FROM {source.sql} LIMIT 0", ())
-            columns = self._described(cursor)
+            columns = self._describe_result(cursor)
             cursor.execute("SET SESSION character_set_results = utf8mb4")
         return columns
 
-    def _described(self, cursor: Any) -> list[Column]:
+    def _describe_result(self, cursor: Any) -> list[Column]:
         """The columns of a cursor's result, if it is selected from as `t`."""
         return [_column(field, f"t.{self._database.quote(field.name)}") for field in cursor._result.fields or ()]
 
@@ -166,7 +166,7 @@ class _MysqlConnection(Connection):
         values: pa.Table,
         condition: Condition | None,
     ) -> pa.Table:
-        lists = [_parameters(values[key.name]) for key in keys]
+        lists = [_to_parameters(values[key.name]) for key in keys]
         marks = ", ".join(key.parameter.format("%s") for key in keys)
         names = ", ".join(key.key for key in keys)
         requested = f"({names}) IN ({', '.join([f'({marks})'] * values.num_rows)})"
@@ -177,18 +177,18 @@ class _MysqlConnection(Connection):
 
     def query(self, statement: str, most: int, since: pa.Array | None = None) -> pa.Table | None:
         statement, count = self._database.place_since(statement.replace("%", "%%"), "%s")
-        parameters = [] if since is None else _parameters(since) * count
-        columns, rows = self._result(statement, parameters, most)
+        parameters = [] if since is None else _to_parameters(since) * count
+        columns, rows = self._fetch(statement, parameters, most)
         if rows is None or pa.float32() not in rows.schema.types:
             return rows
         # A FLOAT comes as a text of six digits. So we ask again, for doubles.
         statement = self._database.select(Source(f"({statement}) AS t", "the query"), columns, None)
-        return self._result(statement, parameters, most)[1]
+        return self._fetch(statement, parameters, most)[1]
 
-    def _result(self, statement: str, parameters: Sequence[Any], most: int) -> tuple[list[Column], pa.Table | None]:
+    def _fetch(self, statement: str, parameters: Sequence[Any], most: int) -> tuple[list[Column], pa.Table | None]:
         """The columns and rows of a statement's result; no rows if there are more than `most`."""
         with self._streaming(statement, parameters) as cursor:
-            columns = self._described(cursor)
+            columns = self._describe_result(cursor)
             parts = iter(lambda: cursor.fetchmany(BATCH_ROWS) or None, None)
             batches = (_batch(rows, columns, Source("", "the query")) for rows in parts)
             return columns, table_of_batches(batches, most, pa.schema([column.field for column in columns]))
@@ -254,7 +254,7 @@ def _charset(collation: int) -> str:
         return ""
 
 
-def _parameters(values: pa.Array | pa.ChunkedArray) -> list[Any]:
+def _to_parameters(values: pa.Array | pa.ChunkedArray) -> list[Any]:
     """Values as the driver takes them. Times are texts, since Python has no year 0."""
     if pa.types.is_timestamp(values.type):  # without the time zone, which is UTC
         values = values.cast(pa.timestamp("us")).cast(pa.string())

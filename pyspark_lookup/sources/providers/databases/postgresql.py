@@ -19,7 +19,7 @@ from pyspark_lookup.sources.providers.databases.database import (
     Database,
     Source,
     add_infinite_keys,
-    read_finite,
+    replace_infinite,
     table_of_batches,
     tokens_of,
 )
@@ -90,7 +90,7 @@ class _PostgresqlConnection(Connection):
             # To send instants, the driver would set the session's time zone in a transaction of its own, which ends ours. The session's zone is UTC.
             parameter = "{}::timestamp{array}::timestamptz{array}" if kind == "timestamptz" else "{}"
             taken = (_FIRST_DAY, _LAST_DAY) if kind == "date" else (_FIRST_TIME, 2**63 - 1)
-            value = read_finite(raw, kind)
+            value = replace_infinite(raw, kind)
             return Column(field.name, _SAME[kind], value, raw, parameter, ordered=True, range=taken, infinite=kind)
         if kind in _SAME:
             # `char(n)` ignores trailing spaces, and a collation may treat different texts as equal.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from pyspark_lookup.core.credentials import find_origin, secrets_of_header, server_text
+from pyspark_lookup.core.credentials import find_origin, list_header_secrets, redact_server_text
 from pyspark_lookup.errors import LookupFunctionError, OptionError, SchemaError, foreign_text, raise_ours
 from pyspark_lookup.sources.credentials import CREDENTIALS, Credentials
 from pyspark_lookup.sources.providers.functions import AsyncLookupFunction, DatedRows, FinalLookupError
@@ -155,7 +155,7 @@ class HttpFunction(AsyncLookupFunction):
         ]
         for name, value in filled.items():
             if value != self._headers[name]:
-                self._session_secrets += secrets_of_header(value)
+                self._session_secrets += list_header_secrets(value)
         if self._requests.method == "POST":
             headers.setdefault("Content-Type", "application/json")
         self._session = aiohttp.ClientSession(
@@ -184,7 +184,7 @@ class HttpFunction(AsyncLookupFunction):
             rows = self._reader.read(answer.content, key)
         except (ValueError, SchemaError) as problem:
             content_type = answer.headers.get("content-type", "no type")
-            says = f"the answer ({self._told(content_type)}) cannot be read: {self._told(str(problem))}"
+            says = f"the answer ({self._redact(content_type)}) cannot be read: {self._redact(str(problem))}"
             raise_ours(self._error(request, says), None)
         return DatedRows(rows, age_s(answer.headers), lifetime)
 
@@ -196,8 +196,8 @@ class HttpFunction(AsyncLookupFunction):
         try:
             for _ in range(_REDIRECTS + 1):
                 # Other resources, to which a redirect may lead by now, may have the same validators.
-                same = stored if stored is not None and stored.url == url else None
-                conditions = {} if same is None else validators(same.headers)
+                revalidated = stored if stored is not None and stored.url == url else None
+                conditions = {} if revalidated is None else validators(revalidated.headers)
                 await self._await_turn(request)
                 login = self._login_header()
                 async with self._client.request(
@@ -208,7 +208,7 @@ class HttpFunction(AsyncLookupFunction):
                     allow_redirects=False,
                 ) as response:
                     if response.status not in _REDIRECTED:
-                        return await self._answer(request, url, response, same, login)
+                        return await self._answer(request, url, response, revalidated, login)
                     url = self._redirected(request, url, response)
         except asyncio.TimeoutError:
             raise self._error(
@@ -216,7 +216,7 @@ class HttpFunction(AsyncLookupFunction):
                 f"no answer within {self._timeout_option} = {self._timeout_s:g} s: raise the option if the API needs longer",
             ) from None
         except (aiohttp.ClientError, OSError) as problem:
-            raise_ours(self._error(request, f"{type(problem).__name__}: {self._told(str(problem))}"), None)
+            raise_ours(self._error(request, f"{type(problem).__name__}: {self._redact(str(problem))}"), None)
         raise self._error(request, f"more than {_REDIRECTS} redirects: correct lookup.http.url")
 
     async def _answer(
@@ -282,14 +282,14 @@ class HttpFunction(AsyncLookupFunction):
         while len(body) < _ERROR_BYTES and (chunk := await response.content.read(_ERROR_BYTES - len(body))):
             body += chunk
         text = body.decode(errors="replace").strip()
-        says = f": {self._told(text, _SHOWN_CHARACTERS)}" if text else ""
+        says = f": {self._redact(text, _SHOWN_CHARACTERS)}" if text else ""
         hint = (
             "; to a request for many keys, the API must answer 200 even if it has none of their rows"
             if response.status in _MISSING
             else ""
         )
         return self._error(
-            request, f"status {response.status} {self._told(response.reason or '')}{says}{hint}", is_final
+            request, f"status {response.status} {self._redact(response.reason or '')}{says}{hint}", is_final
         )
 
     def _redirected(self, request: Request, url: str, response: aiohttp.ClientResponse) -> str:
@@ -302,7 +302,7 @@ class HttpFunction(AsyncLookupFunction):
             raise self._error(request, f"status {response.status} redirects a POST request: correct lookup.http.url")
         origin = find_origin(target)
         if origin is None or origin != find_origin(url):
-            place = "an address that is not a URL" if origin is None else self._told("{}://{}:{}".format(*origin))
+            place = "an address that is not a URL" if origin is None else self._redact("{}://{}:{}".format(*origin))
             raise self._error(
                 request,
                 f"status {response.status} redirects to {place}, which is not followed: correct lookup.http.url",
@@ -323,14 +323,14 @@ class HttpFunction(AsyncLookupFunction):
         if self._login_headers is None:
             self._login_headers = {} if self._login is None else _headers_of(self._login(self._origin))
             self._login_secrets.append(
-                [part for text in self._login_headers.values() for part in secrets_of_header(text)]
+                [part for text in self._login_headers.values() for part in list_header_secrets(text)]
             )
         return self._login_headers
 
-    def _told(self, text: str, most: int | None = None) -> str:
+    def _redact(self, text: str, most: int | None = None) -> str:
         """What the server says, for an error, at most `most` characters of it; a hint instead, if the text shows a credential of a request."""
-        told = server_text(text, itertools.chain(self._session_secrets, *self._login_secrets))
-        return told if told != text else text[:most]
+        redacted_text = redact_server_text(text, itertools.chain(self._session_secrets, *self._login_secrets))
+        return redacted_text if redacted_text != text else text[:most]
 
     @property
     def _client(self) -> aiohttp.ClientSession:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark_lookup.columnar.keys import one_array
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.core.credentials import server_text
+from pyspark_lookup.core.credentials import redact_server_text
 from pyspark_lookup.core.decoding import show
 from pyspark_lookup.errors import LookupFunctionError, OptionError, SchemaError, raise_ours
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -240,7 +240,7 @@ class RedisFunction(LookupFunction):
             if problem is not None:
                 raise self._refused(*problem)
         except redis.exceptions.RedisError as error:
-            raise_ours(LookupFunctionError(f"{self._url}: {type(error).__name__}: {self._told(error)}"), None)
+            raise_ours(LookupFunctionError(f"{self._url}: {type(error).__name__}: {self._redact(error)}"), None)
         return self._reader.read(keys, names, values)
 
     def _ask(self, names: Sequence[str]) -> list[Any]:
@@ -254,7 +254,7 @@ class RedisFunction(LookupFunction):
     def _refused(self, name: str, problem: Exception) -> LookupFunctionError:
         if not str(problem).startswith("WRONGTYPE"):
             return LookupFunctionError(
-                f"{self._url}: Redis key {name!r}: {type(problem).__name__}: {self._told(problem)}"
+                f"{self._url}: Redis key {name!r}: {type(problem).__name__}: {self._redact(problem)}"
             )
         kind = self._client.type(name).decode(errors="replace")
         expected = "a hash" if self._command == "HGETALL" else "a string with JSON"
@@ -262,9 +262,9 @@ class RedisFunction(LookupFunction):
             f"{self._url}: Redis key {name!r} holds a {kind}, but lookup.redis.value says {expected}: correct that option, or {KEY}"
         )
 
-    def _told(self, problem: Exception) -> str:
+    def _redact(self, problem: Exception) -> str:
         """What the server says. One without the command AUTH repeats its arguments."""
-        return server_text(str(problem), (self._password or "",))
+        return redact_server_text(str(problem), (self._password or "",))
 
     def _connect(self, cluster: bool) -> Any:
         try:
