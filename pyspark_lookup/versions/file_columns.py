@@ -86,6 +86,13 @@ class FileColumns(abc.ABC):
         """`FileVersion.deletes` of the file at a row."""
         return self.file(row).deletes
 
+    def encode_vectors(self, rows: Numbers) -> tuple[pa.Array, pa.Array] | None:
+        """The deletion vectors of the files at `rows`, one for each: (`Deletes.name`, what `Deletes.to_json` returns, as JSON text).
+
+        None if the files may have other deletes, or if their vectors must become objects.
+        """
+        return None
+
     def delete_names(self, rows: Numbers) -> pa.Array:
         """The names of the position deletes that apply to the files at `rows`, perhaps some of them several times."""
         return pa.array([deletes.name for deletes in self.find_deletes(rows)], pa.string())

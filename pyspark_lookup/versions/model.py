@@ -171,6 +171,12 @@ DELETES: dict[str, Callable[[Any], Deletes | EqualityDeletes]] = {"file": Delete
 """Functions that decode deletes from the list that their `to_json` returned. The key is the list's first item; the argument is the other items."""
 
 
+def parse_deletes(record: Any) -> Any:
+    """The deletes whose `to_json` returned `record`. Raises one of `decoding.UNREADABLE` for any other value."""
+    kind, *fields = record
+    return DELETES[kind](fields)
+
+
 def _parse_positions(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
     """The deleted rows that a delete file names: by path, their positions, ascending, each once. Raises DamagedFileError, which names `url`.
 
@@ -567,14 +573,9 @@ class TableVersion:
         if not statistics and isinstance(self.files, ColumnFiles):
             equality_deletes = {deletes.name: deletes for group in self.equality for deletes in group.files}
             listed = listed_to_record(self.files)  # None unless they are files of a directory, which have no deletes
-            record, position_deletes = files_to_record(self.files) if listed is None else (listed, [])
-            all_deletes: list[Deletes | EqualityDeletes] = [
-                *position_deletes,
-                *(deletes.without_bounds() for deletes in equality_deletes.values()),
-            ]
             return {
-                "files": record,
-                "deletes": [deletes.to_json() for deletes in all_deletes],
+                "files": files_to_record(self.files) if listed is None else listed,
+                "deletes": [deletes.without_bounds().to_json() for deletes in equality_deletes.values()],
                 "metadata": self.metadata.to_json() if self.metadata else None,
             }
         rows = []
@@ -614,12 +615,16 @@ class TableVersion:
     @classmethod
     def from_json(cls, table_id: str, record: Any) -> TableVersion:
         """The version that `to_json` returned as a dictionary. Raises one of `decoding.UNREADABLE` for any other value."""
-        parsed_deletes = (DELETES[kind](fields) for kind, *fields in record["deletes"])
+        parsed_deletes = map(parse_deletes, record["deletes"])
         deletes_by_name: dict[str, Any] = {deletes.name: deletes for deletes in parsed_deletes}
         metadata = None if record["metadata"] is None else VersionMetadata.from_json(record["metadata"])
         if isinstance(record["files"], dict):
-            from_record = listed_from_record if "listed" in record["files"] else files_from_record
-            return cls(table_id, from_record(record["files"], deletes_by_name), metadata)
+            parse = (
+                listed_from_record
+                if "listed" in record["files"]
+                else functools.partial(files_from_record, parse_deletes=parse_deletes)
+            )
+            return cls(table_id, parse(record["files"], deletes_by_name), metadata)
         groups = [EqualityGroup.from_names(as_texts(names), deletes_by_name) for names in record.get("equality", ())]
         shared_groups: dict[tuple[int, ...], tuple[EqualityGroup, ...]] = {}
         distinct_columns = [tuple(map(StoredColumn.from_json, columns)) for columns in record.get("columns", ())]

@@ -6,13 +6,15 @@ partial cache's changes, may need an older version. So its record has all files 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pyspark_lookup.columnar.keys import Numbers, as_array, as_indices, as_int64
+from pyspark_lookup.columnar.keys import Numbers, as_array, as_bools, as_indices, as_int64
 from pyspark_lookup.columnar.predicate import StatsColumns
 from pyspark_lookup.core.decoding import as_counts, as_texts
 from pyspark_lookup.core.forks import cached_property
@@ -42,6 +44,53 @@ _SCHEMA = pa.schema(
         "sequence": pa.int64(),
     }
 )
+_DELETES = pa.schema({"name": pa.string(), "deletes": pa.string(), "has_keys": pa.bool_()})
+_LISTS = pa.schema({"numbers": pa.list_(pa.int32())})
+
+
+class RecordedDeletes:
+    """The position deletes in a record. A table may have one for each of its files, so only those that are requested become objects.
+
+    `deletes`: a row for each delete: `Deletes.name`, `Deletes.to_json` as JSON text, and whether it has a file of its keys (`Deletes.keys`).
+    `lists`: the combinations of deletes that apply to a file, each as a list of row numbers. `parse`: returns the deletes for what
+    `Deletes.to_json` returned. Raises ValueError for a null, or a row number out of range.
+    """
+
+    def __init__(self, deletes: pa.RecordBatch, lists: pa.RecordBatch, parse: Callable[[Any], Deletes]) -> None:
+        if any(column.null_count for column in (*deletes.columns, lists.column(0), lists.column(0).flatten())):
+            raise ValueError("a delete lacks a value")
+        numbers = as_int64(lists.column(0).flatten().cast(pa.int64()))
+        if numbers.min(initial=0) < 0 or numbers.max(initial=-1) >= deletes.num_rows:
+            raise ValueError("the number of a delete is out of range")
+        self._names, self._texts, has_keys = deletes.columns
+        self.have_keys = bool(as_bools(has_keys).any())
+        self._numbers = numbers
+        self._starts = np.cumsum(
+            np.concatenate([[0], as_int64(pc.list_value_length(lists.column(0)).cast(pa.int64()))])
+        )
+        self._parse = parse
+        self._parsed: dict[int, tuple[Deletes, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, code: int) -> tuple[Deletes, ...]:
+        """The deletes of a combination: for each request the same tuple."""
+        if code not in self._parsed:
+            texts = self._texts.take(as_indices(self._numbers[self._starts[code] : self._starts[code + 1]])).to_pylist()
+            self._parsed.setdefault(code, tuple(self._parse(json.loads(text)) for text in texts))
+        return self._parsed[code]
+
+    @property
+    def is_any(self) -> Numbers:
+        """For each combination, whether it has deletes."""
+        return np.diff(self._starts) > 0
+
+    def names(self, codes: Numbers) -> pa.Array:
+        """The names of the deletes in some combinations. `codes`: ascending, each once."""
+        is_used = np.zeros(len(self), np.bool_)
+        is_used[codes] = True
+        return self._names.take(as_indices(self._numbers[np.repeat(is_used, np.diff(self._starts))]))
 
 
 class RecordedColumns(FileColumns):
@@ -56,7 +105,7 @@ class RecordedColumns(FileColumns):
         self,
         batch: pa.RecordBatch,
         partitions: Sequence[PartitionValues | None],
-        deletes: Sequence[tuple[Deletes, ...]],
+        deletes: RecordedDeletes,
         equality: Sequence[tuple[EqualityGroup, ...]],
         columns: tuple[StoredColumn, ...] | None,
     ) -> None:
@@ -72,8 +121,8 @@ class RecordedColumns(FileColumns):
             FileFormatName(name)  # raises ValueError
         if self.sizes.min(initial=0) < 0:
             raise ValueError("a file has a negative size")
-        for codes, shared in zip(self._codes, (partitions, deletes, equality), strict=True):
-            if codes.min(initial=0) < 0 or codes.max(initial=-1) >= len(shared):
+        for codes, count in zip(self._codes, (len(partitions), len(deletes), len(equality)), strict=True):
+            if codes.min(initial=0) < 0 or codes.max(initial=-1) >= count:
                 raise ValueError("a file's index of its partition, deletes or equality deletes is out of range")
 
     def file(self, row: int) -> FileVersion:
@@ -122,18 +171,17 @@ class RecordedColumns(FileColumns):
 
     @cached_property
     def has_deletes(self) -> Numbers:
-        return np.array([bool(deletes) for deletes in self._deletes], np.bool_)[self._codes[1]]
+        return self._deletes.is_any[self._codes[1]]
 
     def deletes_of(self, row: int) -> tuple[Deletes, ...]:
         return self._deletes[int(self._codes[1][row])]
 
     def delete_names(self, rows: Numbers) -> pa.Array:
-        codes = np.flatnonzero(np.bincount(self._codes[1][rows])).tolist()
-        return pa.array([deletes.name for code in codes for deletes in self._deletes[code]], pa.string())
+        return self._deletes.names(np.unique(self._codes[1][rows]))
 
-    @cached_property
+    @property
     def row_names_have_all_deletes(self) -> bool:
-        return all(deletes.keys is None for some in self._deletes for deletes in some)
+        return not self._deletes.have_keys
 
     def find_equality_rows(self) -> list[tuple[EqualityGroup, Numbers]]:
         rows = split_by_code(self._codes[2], len(self._equality))
@@ -148,17 +196,11 @@ class RecordedColumns(FileColumns):
         return [group for code in codes for group in self._equality[code]]
 
 
-def files_to_record(files: ColumnFiles) -> tuple[dict[str, Any], list[Deletes]]:
-    """Two things: the files of a version as a JSON value, without statistics, and their position deletes, each once. The value names deletes only."""
+def files_to_record(files: ColumnFiles) -> dict[str, Any]:
+    """The files of a version as a JSON value, with their position deletes, and without statistics. Of equality deletes, it has only the names."""
     states = files.states
     partition_codes, partitions = files.partition_codes
-    code_by_names: dict[tuple[str, ...], int] = {(): 0}  # by the names of a file's deletes
-    deletes_by_name: dict[str, Deletes] = {}
-    delete_codes = np.zeros(len(files), np.int32)
-    for place in np.flatnonzero(files.has_deletes).tolist():
-        named_deletes = {deletes.name: deletes for deletes in files.deletes_of(place)}
-        deletes_by_name.update(named_deletes)
-        delete_codes[place] = code_by_names.setdefault(tuple(named_deletes), len(code_by_names))
+    deletes, lists, delete_codes = _list_deletes(files)
     # The groups that apply to a file become the digits of one number, so that `unique` finds the distinct combinations. There are at most two: the
     # group of all partitions, and that of the file's own.
     groups = files.find_equality_places()
@@ -178,15 +220,58 @@ def files_to_record(files: ColumnFiles) -> tuple[dict[str, Any], list[Deletes]]:
         pa.array(equality_codes, pa.int32()),
         as_array(files.sequences),
     ]
-    record = {
+    return {
         "columns": batch_to_text(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)),
         "partitions": partitions,
-        "deletes": [*code_by_names],
+        "deletes": batch_to_text(deletes),
+        "lists": batch_to_text(lists),
         "groups": [group.names for group, _ in groups],
         "equality": [[digit - 1 for digit in _split_digits(some, len(groups) + 1)] for some in combinations.tolist()],
         "stored": None if not files or files[0].columns is None else [column.to_json() for column in files[0].columns],
     }
-    return record, [*deletes_by_name.values()]
+
+
+def _list_deletes(files: ColumnFiles) -> tuple[pa.RecordBatch, pa.RecordBatch, Numbers]:
+    """(the position deletes of the files, the combinations of them, for each file the number of its combination).
+
+    The first two are what `RecordedDeletes` takes. The first combination has no deletes.
+    """
+    codes = np.zeros(len(files), np.int64)
+    needs_objects = files.has_deletes.copy()
+    in_columns = np.flatnonzero(files.has_deletes & (files.order >= 0))
+    vectors = files.columns.encode_vectors(files.order[in_columns])
+    parts = []
+    if vectors is not None:
+        needs_objects[in_columns] = False
+        codes[in_columns] = 1 + np.arange(len(in_columns))
+        parts.append([*vectors, pa.repeat(False, len(in_columns))])
+    vector_count = 0 if vectors is None else len(in_columns)
+    deletes_by_name: dict[str, Deletes] = {}
+    code_by_names: dict[tuple[str, ...], int] = {}
+    for place in np.flatnonzero(needs_objects).tolist():
+        named_deletes = {deletes.name: deletes for deletes in files.deletes_of(place)}
+        deletes_by_name.update(named_deletes)
+        codes[place] = code_by_names.setdefault(tuple(named_deletes), 1 + vector_count + len(code_by_names))
+    texts = [json.dumps(deletes.to_json()) for deletes in deletes_by_name.values()]
+    has_keys = [deletes.keys is not None for deletes in deletes_by_name.values()]
+    parts.append(
+        [pa.array([*deletes_by_name], pa.string()), pa.array(texts, pa.string()), pa.array(has_keys, pa.bool_())]
+    )
+    numbers = {name: vector_count + number for number, name in enumerate(deletes_by_name)}
+    shared_lists = [[numbers[name] for name in names] for names in code_by_names]
+    starts = np.concatenate(
+        [[0], np.arange(vector_count + 1), vector_count + np.cumsum([*map(len, shared_lists)], dtype=np.int64)]
+    )
+    values = np.concatenate(
+        [np.arange(vector_count), np.array([number for some in shared_lists for number in some], np.int64)]
+    )
+    lists = pa.ListArray.from_arrays(pa.array(starts, pa.int32()), pa.array(values, pa.int32()))
+    columns = [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
+    return (
+        pa.RecordBatch.from_arrays(columns, schema=_DELETES),
+        pa.RecordBatch.from_arrays([lists], schema=_LISTS),
+        codes,
+    )
 
 
 def _split_digits(number: int, base: int) -> list[int]:
@@ -198,8 +283,11 @@ def _split_digits(number: int, base: int) -> list[int]:
     return digits
 
 
-def files_from_record(record: Any, deletes_by_name: Mapping[str, Any]) -> ColumnFiles:
-    """The files that `files_to_record` described. `deletes_by_name`: the deletes of the version.
+def files_from_record(
+    record: Any, deletes_by_name: Mapping[str, Any], parse_deletes: Callable[[Any], Deletes]
+) -> ColumnFiles:
+    """The files that `files_to_record` described. `deletes_by_name`: the equality deletes of the version. `parse_deletes`: returns the position
+    deletes for what `Deletes.to_json` returned.
 
     Raises one of `decoding.UNREADABLE` for any other value.
     """
@@ -207,7 +295,9 @@ def files_from_record(record: Any, deletes_by_name: Mapping[str, Any]) -> Column
     columns = RecordedColumns(
         batch_from_text(record["columns"], _SCHEMA),
         [parse_partition(partition) for partition in record["partitions"]],
-        [tuple(deletes_by_name[name] for name in as_texts(names)) for names in record["deletes"]],
+        RecordedDeletes(
+            batch_from_text(record["deletes"], _DELETES), batch_from_text(record["lists"], _LISTS), parse_deletes
+        ),
         [tuple(groups[number] for number in as_counts(numbers)) for numbers in record["equality"]],
         None if record["stored"] is None else tuple(map(StoredColumn.from_json, record["stored"])),
     )

@@ -325,7 +325,7 @@ class BaseFiles:
         self._disk = disk
         self._table = table
         self.rows = batch.num_rows
-        self.paths, self.vectors, self._descriptors = (batch.column(number) for number in range(3))
+        self.paths, self.vectors, self.descriptors = (batch.column(number) for number in range(3))
         self.sizes, self.modified_ms, self._text_rows = (as_int64(batch.column(number)) for number in range(3, 6))
         self._starts = np.cumsum([0, *(part.rows for part in parts)])
 
@@ -374,7 +374,7 @@ class BaseFiles:
 
     def vector(self, row: int) -> Vector | None:
         """The deletion vector of the file in a row; None if it has none."""
-        descriptor = self._descriptors[row].as_py()
+        descriptor = self.descriptors[row].as_py()
         return None if descriptor is None else Vector(*json.loads(descriptor))
 
     def _statistics(self, row: int) -> str | None:

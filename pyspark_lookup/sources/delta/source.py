@@ -249,6 +249,14 @@ class DeletionVector:
         counts = (as_count(offset), as_count(size), as_count(cardinality))
         return cls(as_text(path), as_text(storage), as_text(data), *counts, place)
 
+    @classmethod
+    def from_descriptor(cls, record: Any) -> DeletionVector:
+        """The deletion vector that `DeltaColumns.encode_vectors` wrote; `record` lacks the kind. Raises TypeError or ValueError for a malformed
+        record."""
+        table, path, (storage, data, *counts) = record
+        url = vector_url(as_text(table), as_text(storage), as_text(data))
+        return cls.from_json([path, storage, data, *counts, url])
+
 
 def vector_url(table: str, storage: str, data: str) -> str | None:
     """The URL of the file that contains a vector; None if the log contains it. Raises ValueError for an unknown storage type."""
@@ -616,7 +624,7 @@ class DeltaFiles:
     def __init__(self, table: Table, place: Place, state: DeltaState, url_of: Callable[[str], str]) -> None:
         self._table = table
         self._place = place
-        self._root = place.url
+        self.root = place.url
         # The paths in deletion vectors begin below it. Those of a table in a catalog are whole URLs.
         self.table_url = table.url
         self._url_of = url_of
@@ -676,7 +684,7 @@ class DeltaFiles:
 
     def urls(self, base: BaseFiles) -> pa.Array:
         """The URLs of the files of a base, in the order of its rows."""
-        urls = pc.binary_join_element_wise(pa.scalar(self._root), base.paths, "/")
+        urls = pc.binary_join_element_wise(pa.scalar(self.root), base.paths, "/")
         # Only encoded and absolute paths need work: any other path is the end of its file's URL.
         special = as_bools(pc.match_substring_regex(base.paths, r"%|^([A-Za-z][A-Za-z0-9+.-]*:|/)"))
         if not special.any():
@@ -724,7 +732,7 @@ class DeltaFiles:
     def deletes_of(self, url: str, vector: Vector | None) -> tuple[DeletionVector, ...]:
         """`FileVersion.deletes` of the file at `url`. `vector`: its deletion vector, if it has one. Raises DamagedFileError if that is malformed."""
         with self._reporting_damage():
-            return _to_deletes(self.table_url, self._root, vector, url, self._url_of)
+            return _to_deletes(self.table_url, self.root, vector, url, self._url_of)
 
     @contextlib.contextmanager
     def _reporting_damage(self) -> Iterator[None]:
@@ -757,14 +765,14 @@ class DeltaFiles:
                 (name, _add_zone(values.get(stored_name), self._schema.field(name).type))
                 for stored_name, name in self._partitions.items()
             ),
-            deletes=_to_deletes(self.table_url, self._root, add.vector, url, self._url_of),
+            deletes=_to_deletes(self.table_url, self.root, add.vector, url, self._url_of),
             statistics=statistics,
             columns=self._columns,
         )
 
     def url(self, spelled: str) -> str:
         path = decode_path(spelled)
-        return _url_elsewhere(self._root, path, self._url_of) if is_absolute(spelled) else f"{self._root}/{path}"
+        return _url_elsewhere(self.root, path, self._url_of) if is_absolute(spelled) else f"{self.root}/{path}"
 
     def _row_names(self, keys: Sequence[Key]) -> tuple[str, ...]:
         urls = ((self.url(path), vector) for path, vector in keys)
@@ -819,8 +827,28 @@ class DeltaColumns(FileColumns):
 
     def _name_vectors(self, urls: pa.Array, vector_ids: pa.Array) -> pa.Array:
         """`DeletionVector.name` for each of some files. `vector_ids`: the unique ids of their vectors; without one, the name means nothing."""
-        paths = pc.replace_substring_regex(urls, f"^{re.escape(self._files.table_url)}/", "")
-        return pc.binary_join_element_wise(vector_ids, paths, "#")
+        return pc.binary_join_element_wise(vector_ids, self._shorten(urls), "#")
+
+    def _shorten(self, urls: pa.Array) -> pa.Array:
+        """The files' paths below the table; the URLs of files elsewhere."""
+        prefix = f"{self._files.table_url}/"
+        return pc.if_else(pc.starts_with(urls, prefix), pc.utf8_slice_codeunits(urls, len(prefix)), urls)
+
+    def encode_vectors(self, rows: Numbers) -> tuple[pa.Array, pa.Array] | None:
+        indices = as_indices(rows)
+        urls, vector_ids, descriptors = (
+            values.take(indices) for values in (self.urls, self._vectors, self._in_order(self._base.descriptors))
+        )
+        names = self._name_vectors(urls, vector_ids)
+        paths = self._shorten(urls)
+        # Arrow does not write JSON, so such paths become objects. So do vectors at absolute paths, which only objects resolve.
+        if (
+            not pc.all(pc.match_substring_regex(descriptors, r'^\["[iu]",')).as_py()
+            or pc.any(pc.match_substring_regex(paths, r'["\\\x00-\x1f]')).as_py()
+        ):
+            return None
+        start = pa.scalar(f'["vector-below", {json.dumps(self._files.root)}, "')
+        return names, pc.binary_join_element_wise(start, paths, '", ', descriptors, "]", "")
 
     def delete_names(self, rows: Numbers) -> pa.Array:
         rows = as_indices(rows[self.has_deletes[rows]])
@@ -987,3 +1015,4 @@ def _text_bound(text: str, high: bool) -> str:
 
 
 DELETES["vector"] = DeletionVector.from_json
+DELETES["vector-below"] = DeletionVector.from_descriptor

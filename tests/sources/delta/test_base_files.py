@@ -5,12 +5,15 @@ import datetime
 import itertools
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,12 +23,15 @@ from pyspark_lookup.errors import DamagedFileError
 from pyspark_lookup.sources.delta import base_files, source
 from pyspark_lookup.sources.delta.actions import Add, Statistics
 from pyspark_lookup.sources.delta.base_files import BaseBuilder, parse_bounds, sum_keys
-from pyspark_lookup.sources.delta.source import DeltaSource
+from pyspark_lookup.sources.delta.source import DeltaColumns, DeltaSource
 from pyspark_lookup.sources.delta.state import DataFiles
-from tests.support.delta_tables import append_commit
+from pyspark_lookup.versions.file_columns import ColumnFiles
+from pyspark_lookup.versions.model import TableVersion
+from tests.support.delta_tables import append_commit, give_vectors, log_of_files, make_add, write_vector
 from tests.support.fuzzing import fuzzed
 from tests.support.lake_tables import opened
 from tests.support.large_lakes import FILES, LargeDelta, snapshot_files
+from tests.support.large_tables import check_record
 
 
 @pytest.fixture
@@ -44,6 +50,40 @@ def test_an_earlier_version_leaves_nothing_on_the_disk(
         assert opened(table, tmp_path / "cache", version=FILES // 2 + 1).scan().num_rows == (FILES // 2 + 2) * 10
         restart()
     assert snapshot_files(tmp_path / "cache") == before
+
+
+@pytest.mark.parametrize(
+    ("names", "storages", "objects"),
+    [("abcdef", "uiuiui", 0), ("abcdef", "uipiui", 6), (["a", 'b"', "c", "d", "e", "f"], "uiuiui", 6)],
+    ids=["columns", "absolute", "quote"],
+)
+def test_a_record_has_the_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence[str], storages: str, objects: int
+) -> None:
+    """The record of a version has the deletion vector of each file, and no vector becomes an object to be written or compared, unless its path
+    cannot be copied."""
+    monkeypatch.setattr(DeltaSource, "mapped_from", 5)
+    path = tmp_path / "t"
+    path.mkdir()
+    for name in names:
+        pq.write_table(pa.table({"id": [1, 2, 3]}), path / f"{name} ü.parquet")
+    field = {"name": "id", "type": "long", "nullable": True, "metadata": {}}
+    log_of_files(path, {"type": "struct", "fields": [field]}, "deletionVectors")
+    vectors = [write_vector(path, [number % 3], storage) for number, storage in enumerate(storages)]
+    adds = [make_add(path / f"{name} ü.parquet") for name in names]
+    give_vectors(path, adds, vectors)
+    reader = opened(path, tmp_path / "cache")
+    version = reader._engine().reader.resolver.discover(reader._options)[1]
+    make_deletes = mock.create_autospec(DeltaColumns.deletes_of, side_effect=DeltaColumns.deletes_of)
+    monkeypatch.setattr(DeltaColumns, "deletes_of", make_deletes)
+    recorded = TableVersion.from_json(version.table_id, version.to_json(statistics=False))
+    assert isinstance(version.files, ColumnFiles)
+    assert isinstance(recorded.files, ColumnFiles)
+    assert len(version.files.difference(recorded.files)) == 0
+    assert pc.all(pc.is_in(version.files.delete_names, value_set=recorded.files.delete_names)).as_py()
+    assert make_deletes.call_count == objects
+    check_record(version)
+    assert sorted(reader.scan().column("id").to_pylist()) == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
 
 
 def test_statistics_in_many_parts_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
