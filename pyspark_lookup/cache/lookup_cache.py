@@ -163,7 +163,7 @@ class KeyLookupCache(LookupCache):
 
     @abc.abstractmethod
     def put(self, key: Key, rows: Sequence[Row]) -> list[dict[str, Any]] | None:
-        """Cache rows for a key instead of the rows that were cached for it before. May return these."""
+        """Cache rows for a key in place of its cached rows. May return the replaced rows."""
 
     @abc.abstractmethod
     def invalidate(self, key: Key) -> None:

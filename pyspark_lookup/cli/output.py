@@ -68,7 +68,7 @@ def open_disk(cache_dir: str | None) -> Disk:
     """
     directory, max_bytes = _cache_directory(cache_dir)
     if not directory.exists():
-        raise click.UsageError(f"there is no cache directory {directory}: name it with --cache-dir")
+        raise click.UsageError(f"there is no directory {directory}: give the cache directory with --cache-dir")
     return Disk(directory, max_bytes, CacheMetricGroup(), CLOCK.wall_s, random.Random(), creates=False)
 
 

@@ -192,7 +192,7 @@ class _Dictionaries:
 def _node(column: pa.Array) -> tuple[pa.Array | None, pa.Array | None]:
     """(`value`, `typed_value`) of a shredded field or element."""
     if not pa.types.is_struct(column.type):
-        raise ValueError(f"a part of it is {column.type}, and no group of value and typed_value")
+        raise ValueError(f"a part of it is {column.type}, not a group of value and typed_value")
     parts = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
     return parts.get("value"), parts.get("typed_value")
 

@@ -141,7 +141,7 @@ class Match:
             return values.cast(field.type) if widens(kind, field.type) else values
         raise SchemaError(
             f"argument {self.kind.value} has the type {values.type}, but the table's column {field.name!r} has {field.type}: cast the values "
-            f"to {field.type}"
+            f"to {field.type} if that changes none"
         )
 
 

@@ -91,19 +91,19 @@ class FileOptions:
     )
     settle_s: float | None = option(
         "lookup.settle", DURATION, None,
-        doc="Read a version only when its newest file is at least this old: until then, a query waits, because a job may still be "
-            "writing files.",
+        doc="Read a version only when its newest file is at least this old, because a job may still be writing files. Until then, a query waits; after "
+            "20 waits, the table counts as busy (`lookup.on-busy`).",
     )
     on_busy: OnBusy = option(
         "lookup.on-busy", choice(OnBusy), OnBusy.KEEP,
-        doc="While a job is writing the table's files (its directory then has a directory such as `_temporary`): use the last version "
+        doc="While a job is writing the table's files (the table's directory then contains one such as `_temporary`): use the last version "
             "that this host knows (KEEP), or fail (FAIL).",
     )
     busy_wait_s: float = option(
         "lookup.busy-wait", DURATION, 30.0, default_text="30 s",
         doc="With `lookup.on-busy` = KEEP: how long a query waits for a job that is writing the files. It waits only if this host knows no "
-            "earlier version, if the job has removed files that this host has not cached, or if the table was there a short time ago (see "
-            "`lookup.busy-timeout`) and is now gone or empty. With FAIL, it fails at once.",
+            "earlier version, if the job has removed files that this host has not cached, or if the table was there within the last "
+            "`lookup.busy-timeout` and is now gone or empty. With FAIL, it fails at once.",
     )
     busy_timeout_s: float = option(
         "lookup.busy-timeout", DURATION, 600.0, default_text="10 min",
@@ -251,9 +251,9 @@ class ReadOptions:
     )
     on_error: enums.OnError = option(
         "lookup.on-error", choice(enums.OnError), enums.OnError.FAIL,
-        doc="Joins and SQL functions: if a lookup fails in every attempt, fail the query (FAIL), or return null in its columns and "
-            "the reason in the column `lookup_error` (NULL). Lookups in a provider with `lookup.cache` = PARTIAL or FULL, and scans of its full cache: "
-            "answer with the last rows that this host has cached, however old they are (STALE); a key that the host has never cached fails.",
+        doc="If a lookup fails in every attempt. Joins and SQL functions: fail the query (FAIL), or return null in its columns and the reason in the "
+            "column `lookup_error` (NULL). STALE, for providers with `lookup.cache` = PARTIAL or FULL: lookups, and scans of the full cache, return the last "
+            "rows that this host has cached, however old they are; a key that the host has never cached fails.",
     )
     split_size: int = option(
         "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, default_text="128 MiB",
@@ -316,9 +316,8 @@ class VersionOptions:
     on_gone: enums.OnVersionGone | None = option(
         "lookup.on-version-gone", choice(enums.OnVersionGone), None, default_text="NEWER; FAIL for tables that keep versions",
         doc="If a file is replaced or removed after the query has decided which version it reads: read the newer version (NEWER), or fail (FAIL). "
-            "With NEWER, a scan of several tasks fails nevertheless if it would mix versions. With FAIL, a scan in one task "
-            "may nevertheless read the newer version: if this task itself has found out which version is current (see `lookup.version-at`), and has "
-            "read nothing of the lost one. With FAIL, lookups by key always fail.",
+            "NEWER: a scan of several tasks still fails if it would mix versions. FAIL: a scan in one task may still read the newer version, if "
+            "the task has chosen the version itself (see `lookup.version-at`) and has read nothing of it; lookups by key always fail.",
     )
     # fmt: on
 

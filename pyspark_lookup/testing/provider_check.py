@@ -544,7 +544,9 @@ class _Check:
             raise ProviderCheckError("changes", text, _as_key(key))
         if keyless and not any(column.null_count for column in keys.columns):
             text = f"changes({since!r}) has no key with a null, but a row whose key has one is gone"
-            raise ProviderCheckError("changes", f"{text}: only a scan brings such rows to a copy of the table")
+            raise ProviderCheckError(
+                "changes", f"{text}: return such a key, so that copies of the table are scanned again"
+            )
         return keys
 
     # --- behind the caches --------------------------------------------------------------------------

@@ -99,7 +99,7 @@ class FileColumns(abc.ABC):
 
     @property
     def row_names_have_all_deletes(self) -> bool:
-        """Whether `row_names` names all position deletes. It leaves out those with a file of their keys (`Deletes.keys`)."""
+        """Whether `row_names` names all position deletes. It leaves out those that have a file of key columns (`Deletes.keys`)."""
         return True
 
     @property
@@ -411,7 +411,7 @@ class ColumnFiles(Sequence[FileVersion]):
 
     @cached_property
     def row_names_have_all_deletes(self) -> bool:
-        """Whether `row_names` names all position deletes. It leaves out those with a file of their keys (`Deletes.keys`)."""
+        """Whether `row_names` names all position deletes. It leaves out those that have a file of key columns (`Deletes.keys`)."""
         has_keys = any(deletes.keys is not None for file in self._others for deletes in file.deletes)
         return self.columns.row_names_have_all_deletes and not has_keys
 

@@ -1,9 +1,9 @@
 """`SnapshotLoader` writes the layers of a version's snapshot to disk. It reuses the rows of unchanged files, and fetches only changed files.
 
 A snapshot consists of layers: a base with most rows, and up to three overlays with the rows of files that changed later. After a small change,
-the layers of the version before stay, and one overlay is written. A fourth overlay replaces the last of the three, and those before it that are
-not much larger, and gets their rows. After a large change, with another schema, or to merge the layers, a new base is written; rows of unchanged
-files are copied into it from the layers.
+the layers of the previous version stay, and one overlay is written. A fourth overlay takes over the rows of the last one, and of those before it
+that are not much larger, and replaces them. After a large change or a change of the schema, or to merge the layers, a new base is written; rows
+of unchanged files are copied into it from the layers.
 """
 
 from __future__ import annotations

@@ -391,7 +391,7 @@ class StoredSnapshots:
         if snapshot is None:
             url = redact("path", self.table.url)
             raise OSError(
-                f"the snapshot of {url} cannot be opened after it was written: run `pyspark-lookup check --repair` on the cache directory, and look at its disk"
+                f"the snapshot of {url} cannot be opened after it was written: run `pyspark-lookup check --repair` on the cache directory, and check its disk"
             )
         self.disk.replace_record("snapshot", self._beside(version.digest), version.to_json(statistics=False))
         self.disk.use_table(self.key)

@@ -587,9 +587,9 @@ class AccessLog:
             self._rewrite(lambda entries: entries, latest)
 
     def renumber(self, numbers_there: Numbers, latest: Callable[[Numbers], Numbers]) -> None:
-        """Replace the numbers of entries. `numbers_there`: for each entry its new number (-1: it was removed).
+        """Renumber the entries. `numbers_there`: for each entry its new number (-1: it was removed).
 
-        `latest`: returns the number of the latest access to each entry, given its new number.
+        `latest`: takes new numbers of entries, and returns the number of the latest access to each of them.
         """
         self._rewrite(lambda entries: numbers_there[entries], latest)
 
@@ -943,9 +943,7 @@ def group_rows(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[l
     indices = one_array(rows.column(KEY_INDEX)).cast(pa.int64())
     numbers = np.frombuffer(indices.buffers()[1], np.int64, indices.offset + len(indices))[indices.offset :]
     if indices.null_count or int(numbers.min()) < 0 or int(numbers.max()) >= keys:
-        raise ValueError(
-            f"column {KEY_INDEX} must have the number of one of the {keys} keys, counted from 0, for each row"
-        )
+        raise ValueError(f"column {KEY_INDEX} must have the number of its key for each row, from 0 to {keys - 1}")
     for field in fields:
         if not widens(spark_type(rows.schema.field(field.name).type, pa.null()), field.type):
             row_type = rows.schema.field(field.name).type

@@ -136,8 +136,10 @@ class Changes:
         return whole.decode() or digest
 
     def is_latest(self, digest: str) -> bool:
-        """Whether `digest` is the version that was recorded last, or no version was recorded. A version is recorded only once, even if the table goes
-        back to it."""
+        """Whether `digest` is the version that was recorded last, or no version was recorded.
+
+        False if the table has gone back to `digest`: a version is recorded only once.
+        """
         return self._latest_known() in (None, digest)
 
     def _latest_known(self) -> str | None:

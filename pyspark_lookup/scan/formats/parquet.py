@@ -391,7 +391,7 @@ def _may_have_variants(kind: pa.DataType) -> bool:
 
 
 def _with_variants(kind: pa.DataType, leaves: Iterator[str], variants: Collection[str]) -> pa.DataType:
-    """The type `kind` with VARIANT for the groups at the paths `variants`. `leaves`: the paths of the flat parts, in their order."""
+    """The type `kind` with VARIANT for the groups at the paths `variants`. `leaves`: the paths of the leaf columns, in order."""
     shape, parts = split_type(kind)
     if shape is None:
         next(leaves)

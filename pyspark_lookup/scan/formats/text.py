@@ -224,7 +224,7 @@ def _first_row(content: bytes, options: CsvOptions) -> bytes:
 
 
 def _without_blank_lines(content: bytes, options: CsvOptions) -> bytes:
-    """The file's content without the lines that Spark skips, except empty lines after the first row, which pyarrow skips, too.
+    """The file's content without the lines that Spark skips. Empty lines after the first row stay: pyarrow skips them itself.
 
     Spark skips empty lines, and lines that consist of blanks. A line that contains the separator is a row, even if the separator is a tab or
     a space. Lines inside quoted text stay.

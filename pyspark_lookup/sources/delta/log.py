@@ -649,7 +649,7 @@ class DeltaLog:
         return Replay(as_count(record["version"]), metadata, protocol, added_by_key, rewrites, base, gone).state()
 
     def _move_to_columns(self, disk: Disk, log: _CachedLog) -> _CachedLog:
-        """The same log, with the files of its state in new columns if there are many files, or many that the current columns lack."""
+        """The same log. Its files are in a new base if it has many and no base yet, or if many were added or removed since its base."""
         files = log.state.files
         if len(files.added) + len(files.gone) <= self._mapped_from and (
             files.base is not None or len(files) < self._mapped_from

@@ -381,7 +381,7 @@ class UnityCatalog:
         says = "" if not message else f" ({foreign_text(shown_message[:_SHOWN_CHARACTERS])})"
         if status == 401:
             what = "without a token" if token is None else "with this token, which is wrong or has expired"
-            raise UfsPermissionError(f"{self.name} gives no access {what}{says}: {self._advice}")
+            raise UfsPermissionError(f"{self.name} denies access {what}{says}: {self._advice}")
         if status == 403:
             raise UfsPermissionError(
                 f"{self.name} does not let this principal read {table}{says}: it needs SELECT on the table, USE SCHEMA and USE CATALOG, and on "
@@ -488,7 +488,7 @@ class UnityCatalog:
                 else f"what the function of option {CREDENTIALS} returns"
             )
             raise UfsPermissionError(
-                f"{place} gives no token for {self.name} (status {status}): it refuses the client's id, secret or scope ({self._scope}): correct "
+                f"{place} issues no token for {self.name} (status {status}): it refuses the client's id, secret or scope ({self._scope}): correct "
                 f"{source}, or lookup.catalog.scope"
             )
         try:
@@ -501,7 +501,7 @@ class UnityCatalog:
             is_busy = status in (408, 429) or status >= 500
             advice = "try again later" if is_busy else "check lookup.catalog.oauth2-server-uri"
             raise_ours(
-                CatalogUnavailableError(f"{place} gives no token for {self.name} ({fault}): {advice}"),
+                CatalogUnavailableError(f"{place} issues no token for {self.name} ({fault}): {advice}"),
                 None,
             )
         return token, began_s + renewed_after_s(lives_s, _RENEWED_BEFORE_S, self._draw())

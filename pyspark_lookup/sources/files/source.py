@@ -167,8 +167,8 @@ def select_committed(
                 (committed_names.discard if entry.get("action") == "delete" else committed_names.add)(name)
         except UNREADABLE as problem:
             raise DamagedFileError(
-                f"{redact('path', file.url)} is damaged: it is not a log file of a streaming sink ({describe_fault(problem)}). Restore it, or read all files, "
-                "also uncommitted ones, after moving _spark_metadata away"
+                f"{redact('path', file.url)} is damaged: it is not a log file of a streaming sink ({describe_fault(problem)}). Restore it; or, if no "
+                "stream writes here any more, move _spark_metadata away: then all files are read, also uncommitted ones"
             ) from None
     if isinstance(files, ListedFiles):
         names = split_urls(files.urls)[2]
@@ -376,7 +376,7 @@ class FilesSource(VersionSource):
             self._clock.sleep(wait_s)
             status = None
         raise TableBusyError(
-            f"{redact('path', table.url)} is still being written after {_SETTLE_POLLS} waits of lookup.settle = {table.settle_s} s: try again later"
+            f"{redact('path', table.url)} had files newer than lookup.settle = {table.settle_s} s in each of {_SETTLE_POLLS} listings: try again later"
         )
 
     def _is_worth_waiting(self, table: Table, problem: Exception) -> bool:

@@ -319,7 +319,7 @@ def _status_error(name: str, response: Any) -> CatalogUnavailableError:
 def _wrong_endpoint_error(name: str, response: Any) -> CatalogUnavailableError:
     kind = "an HTML page" if b"<html" in response.content[:1000].lower() else f"{len(response.content)} bytes"
     return CatalogUnavailableError(
-        f"the Iceberg catalog {name!r} gave no answer of a REST catalog, but {kind} with HTTP status {response.status_code}: check its endpoint "
+        f"the Iceberg catalog {name!r} answered with {kind} (HTTP status {response.status_code}), and not as a REST catalog does: check its endpoint "
         "(uri and warehouse in PyIceberg's configuration, lookup.catalog.uri)"
     )
 

@@ -149,8 +149,8 @@ def _tasks(
     where = redact("path", table.url)
     if is_vacuumed:
         raise VersionGoneError(
-            f"{where}: the changes at log position {position} were vacuumed before they were read. Restart a stream from the current "
-            "table (a new checkpoint, lookup.stream.start = SNAPSHOT), or a batch from later changes (lookup.changes-from). "
+            f"{where}: the changes at log position {position} were vacuumed before they were read, and are lost. Restart a stream with a new "
+            "checkpoint (lookup.stream.start = SNAPSHOT: all current rows again, and no earlier deletes), or a batch at a later lookup.changes-from. "
             "In future, vacuum only changes that all readers have read"
         )
     removes = _removes(write)

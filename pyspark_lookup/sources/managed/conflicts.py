@@ -329,7 +329,7 @@ class Rewriting:
         )
         if not is_unchanged:
             raise WriteConflictError(
-                f"{redact('path', self._table.url)} was overwritten, compacted or given other key columns during this compaction: compact it again"
+                f"{redact('path', self._table.url)} was overwritten or compacted, or its key columns changed, during this compaction: compact it again"
             )
         if state.deleted_where_at > self._since.position:
             raise WriteConflictError(

@@ -72,8 +72,8 @@ def match_definition(definition: Definition, schema: pa.Schema, merge: bool, ori
             new_fields.append(pa.field(field.name, spark_type(field.type)))
         elif not widens(field.type, table_field.type):
             raise SchemaError(
-                f"{origin}: column {table_field.name!r} is {type_ddl(table_field.type)} in the table and cannot become {type_ddl(field.type)}: "
-                f"leave its type, and cast rows that you write to {type_ddl(table_field.type)}. If ALTER TABLE … ALTER COLUMN … TYPE has changed the type in the catalog only, DROP TABLE there (the table's files stay) "
+                f"{origin}: column {table_field.name!r} is {type_ddl(table_field.type)} in the table and {type_ddl(field.type)} in the rows, which does not fit: "
+                f"cast the rows to {type_ddl(table_field.type)} if that changes no value. If ALTER TABLE … ALTER COLUMN … TYPE has changed the type in the catalog only, DROP TABLE there (the table's files stay) "
                 "and CREATE TABLE again"
             )
     if not new_fields:

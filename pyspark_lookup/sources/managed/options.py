@@ -135,7 +135,7 @@ class WriteOptions(KindOptions):
     )
     compact_after: int = option(
         "lookup.write.compact-after", COUNT, 20,
-        doc="Writes: when the table has this many small writes, a commit also compacts them. 0: commits never compact (call "
+        doc="Writes: when the table has this many small writes (below 256 MiB), a commit also compacts them. 0: commits never compact (call "
             "`LookupTable.compact`).",
     )
     timeout_s: float = option(

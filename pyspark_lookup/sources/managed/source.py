@@ -60,7 +60,7 @@ class LogSource(VersionSource):
     def refuse_tables(cls, listing: Listing, directories: Sequence[str], pattern: str) -> None:
         if LOG_DIRECTORY in listing.directories and not pattern:
             raise UfsNotFoundError(
-                f"{redact('path', listing.url)} became a managed table since this query was planned: plan again (a new load() or SQL statement)"
+                f"{redact('path', listing.url)} has become a managed table since this query was planned: plan again (a new load() or SQL statement)"
             )
         inside = next((path for path in directories if path.rsplit("/", 1)[-1] == LOG_DIRECTORY), None)
         if inside is not None:

@@ -608,7 +608,7 @@ class TableWriter:
             raise WriteConflictError(f"{self._redacted_path}: {problem}") from None
         if not isinstance(effect, Independent) and state.definition.keys != job.definition.keys:
             raise WriteConflictError(
-                f"{self._redacted_path} was given other key columns since this write began: write again"
+                f"the key columns of {self._redacted_path} have changed since this write began: write again"
             )
         effect.check(state)
         definition = match_definition(state.definition, job.definition.schema, True, self._redacted_path)
@@ -730,7 +730,7 @@ class TableWriter:
             )
         if extend_definition(state, schema, self._options, by_key, self._redacted_path).keys != job.definition.keys:
             raise WriteConflictError(
-                f"{self._redacted_path} was given other key columns since this write began: write again"
+                f"the key columns of {self._redacted_path} have changed since this write began: write again"
             )
         definition = match_definition(
             job.definition, schema, self._options.kind(WriteOptions).merge_schema, self._redacted_path

@@ -158,7 +158,7 @@ class ProviderOptions(KindOptions):
     )
     retry_max_attempts: int | None = option(
         "lookup.retry.max-attempts", POSITIVE_COUNT, None,
-        doc="Providers: the most times that keys without rows are looked up again.",
+        doc="Providers: how often keys without rows are looked up again, at most.",
     )
     # fmt: on
 

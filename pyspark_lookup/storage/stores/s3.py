@@ -290,7 +290,7 @@ class S3Store:
                 )
 
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
-        """Put an object by If-None-Match, and return its version; None if there is an object already.
+        """Put an object with If-None-Match, and return its version; None if there is an object already.
 
         Raises UfsUnavailableError if another writer puts the object at the same moment (409), or if the answer does not show whether it was
         put.

@@ -385,12 +385,12 @@ def test_a_client_gets_tokens(lake: Lake) -> None:
     """A client's tokens are kept until shortly before their end, and replaced if the catalog refuses them."""
     lake.create("a")
     lake.start(None)
-    message = r"gives no access without a token .*set UNITY_CATALOG_TOKEN, or UNITY_CATALOG_CLIENT_ID and"
+    message = r"denies access without a token .*set UNITY_CATALOG_TOKEN, or UNITY_CATALOG_CLIENT_ID and"
     lake.refused(UfsPermissionError, message)
     lake.start(None)
     for name, text in CLIENT.items():
         lake.patch.setenv(name, text)
-    lake.refused(UfsPermissionError, "gives no token for the Unity catalog 'unity' .status 401")
+    lake.refused(UfsPermissionError, "issues no token for the Unity catalog 'unity' .status 401")
     lake.catalog.clients["client"] = "client-secret-1", "ann"
     lake.catalog.count()
     table = lake.table()

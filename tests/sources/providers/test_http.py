@@ -329,7 +329,7 @@ def test_retry_after_is_respected(shop: Api) -> None:
             assert shop.count() == 3
             slept.slept.clear()
         shop.faults = [shop.misbehave(429, b"", Retry_After="100000")]
-        for expected in (r"status 429", r"the server asks for no requests for another 3600 s \(Retry-After\)"):
+        for expected in (r"status 429", r"the server accepts no requests for another 3600 s \(Retry-After\)"):
             with pytest.raises(LookupFunctionError, match=expected):
                 await function.lookup(ids(1))
         assert shop.count() == 1

@@ -657,8 +657,8 @@ class TableState:
         for write in visible.valid:
             if write.deletes and visible.end(write) > first and not write.replaces and write.id != own_write_id:
                 raise VersionGoneError(
-                    f"the list {str(write_ids)!r} includes write {write.id}, which deletes rows of files that a compaction has written, but "
-                    f"leaves out this compaction, or writes that it depends on. So it is not known which rows write {write.id} deletes: take a "
+                    f"the list {str(write_ids)!r} includes write {write.id}, which deletes rows of files that a compaction has written, but the list "
+                    f"lacks this compaction, or writes on which the compaction depends. So it is not known which rows write {write.id} deletes: take a "
                     "newer list (LookupTable.valid_write_ids)"
                 )
 

@@ -315,7 +315,7 @@ class HttpFunction(AsyncLookupFunction):
             if pause_s > self._pause_at_most_s:
                 raise self._error(
                     request,
-                    f"the server asks for no requests for another {pause_s:.0f} s (Retry-After): try again then",
+                    f"the server accepts no requests for another {pause_s:.0f} s (Retry-After): try again then",
                 )
             await self._clock.sleep(pause_s)
 
