@@ -51,6 +51,7 @@ def build(table: Path, cache: Path, memory: int, answer: Path) -> None:
     answer.write_text(str(measure_growth(lookup.warm)))
 
 
+@pytest.mark.nightly
 def test_a_build_within_its_memory(tmp_path: Path) -> None:
     """A build takes no more memory than it is given, except 100 MiB for the decoding of row groups; given more, it takes more."""
     rows = 400_000

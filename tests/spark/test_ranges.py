@@ -180,6 +180,7 @@ def test_functions_of_ranges(spark: SparkSession, tmp_path: Path, name: str) -> 
         ]
 
 
+@pytest.mark.nightly
 def test_tables_that_know_their_columns(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """The columns to match by come from the catalog table, the properties of a managed table or the options of the lookup; arguments override them."""
     brackets, nets, codes = (str(tmp_path / table) for table in ("brackets", "nets", "codes"))

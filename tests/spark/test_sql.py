@@ -349,6 +349,7 @@ def test_a_table_made_of_rows_of_another_is_refused(tables: Tables, name: str) -
         assert load(tables.spark, new).count() == 3
 
 
+@pytest.mark.nightly
 def test_columns_that_only_the_catalog_has(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
     """A column of ADD COLUMN is null in a stream, and lookups lack it. If two names of a table add it in two spellings, that is an error."""
     with tables.kept():

@@ -290,7 +290,9 @@ def test_a_table_that_sees_to_itself(site: Site) -> None:
             ):
                 site.table(options, host).scan()
     log = site.runtime.engine(parse_options(site.options("a", {}))).managed.log(str(site.path))
-    with pytest.raises(errors.VersionGoneError, match=f"lookup.stream.start = {last}"):
+    with pytest.raises(
+        errors.VersionGoneError, match=f"lookup.stream.start = {last} the changes that the log still has"
+    ):
         list(log.pages.changes(state, 2, state.position))
     aged(site, 0.6)
     assert table.write(rows(10), "overwrite") == site.state().position  # no vacuum follows

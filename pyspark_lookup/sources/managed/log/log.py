@@ -328,8 +328,8 @@ class LogPages:
         first = max(ends[0] - state.page if ends else state.since, state.oldest)
         raise VersionGoneError(
             f"{self._redacted_path}: the log was trimmed, and only versions from {first} on can be read: read one of them, or take a newer list of write "
-            "ids (LookupTable.valid_write_ids). A stream starts again with a new checkpoint: with lookup.stream.start = SNAPSHOT it returns all current rows, with "
-            f"{first} the changes that the log still has; those before are lost"
+            "ids (LookupTable.valid_write_ids). A stream starts again with a new checkpoint: with lookup.stream.start = SNAPSHOT it returns all current rows, "
+            f"and with lookup.stream.start = {first} the changes that the log still has; those before are lost"
         )
 
     def _replay(self, state: TableState, base: int, end: int) -> TableState | None:
