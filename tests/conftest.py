@@ -6,6 +6,7 @@ import collections
 import gc
 import itertools
 import os
+import shutil
 import sys
 import tempfile
 import uuid
@@ -52,6 +53,7 @@ _FIRST, _END, _ = Path(certifi.where()).read_text().partition("-----END CERTIFIC
 os.environ["AWS_CA_BUNDLE"] = str(_HOST / "certificate.pem")
 (_HOST / "lookupcache.conf").write_text(f"lookup.cache.dir = {_HOST / 'cache'}\n")
 os.environ["LOOKUPCACHE_CONF"] = str(_HOST / "lookupcache.conf")
+os.environ["LOOKUPCACHE_TESTS_HOME"] = str(_HOST)
 # Processes are killed here, but no machine loses power: nothing has to reach the disk, which takes milliseconds each time.
 os.fsync = os.fstat
 # What CI says is about the change: each run draws the same examples. A night (see `fuzzing`) draws more, and others every time.
@@ -59,6 +61,10 @@ settings.register_profile("day", derandomize=True, deadline=None)
 settings.register_profile("mutations", derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
 settings.register_profile("night", max_examples=100 * MORE, print_blob=True, deadline=None)
 settings.load_profile("night" if "LOOKUPCACHE_FUZZ" in os.environ else "day")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_HOST, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

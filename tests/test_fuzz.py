@@ -56,7 +56,7 @@ from pyspark_lookup.versions.model import PATH, ROW, DeleteFile, delete_file_byt
 from tests.support.disks import Opened, key, random_data
 from tests.support.fakes import FakeClock, Host, make_host
 from tests.support.full_cache import publish
-from tests.support.fuzzing import altered, by_day, damaged, fuzzed, memory_at_most, misspelled
+from tests.support.fuzzing import altered, by_day, damaged, fuzzed, make_home, memory_at_most, misspelled
 from tests.support.sparks import DATA_SOURCES
 
 pytestmark = pytest.mark.timeout(600 * int(os.environ.get("LOOKUPCACHE_FUZZ", "1")))  # a hang ends here
@@ -144,7 +144,7 @@ READS: dict[str, dict[str, str]] = {
 
 @functools.cache
 def _home() -> Path:
-    return Path(tempfile.mkdtemp(prefix="lookupcache-fuzz-"))
+    return make_home()
 
 
 @functools.cache

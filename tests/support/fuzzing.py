@@ -5,6 +5,7 @@ import copy
 import os
 import resource
 import struct
+import tempfile
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,6 +41,11 @@ def seeds(count: int) -> list[int]:
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(time.time_ns())
     first = zlib.crc32(run.encode()) if "LOOKUPCACHE_FUZZ" in os.environ else 0
     return list(range(first, first + count * MORE))
+
+
+def make_home() -> Path:
+    """A new directory, which is removed when this process of the tests ends."""
+    return Path(tempfile.mkdtemp(dir=os.environ["LOOKUPCACHE_TESTS_HOME"]))
 
 
 def by_day(cases: Iterable[Any], every: int) -> list[Any]:

@@ -33,7 +33,7 @@ USED = (
 @functools.cache
 def start_preloading() -> tuple[Path, "subprocess.Popen[bytes]"]:
     """Start this test process's preloaded process, which ends with it. Returns the socket where it forks daemons."""
-    path = Path(tempfile.mkdtemp(prefix="lookupcache-daemons-")) / "socket"
+    path = Path(tempfile.mkdtemp(dir=os.environ["LOOKUPCACHE_TESTS_HOME"])) / "socket"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()

@@ -32,7 +32,7 @@ from pyspark_lookup.sources.registry import parse_options
 from tests.support.delta_evaluation import Rows, State, as_multiset, decoded_z85, evaluated, list_commits, vector_values
 from tests.support.delta_tables import encode_z85, write_vector, write_vectors
 from tests.support.fakes import FakeClock, make_host
-from tests.support.fuzzing import altered, damaged, fuzzed, memory_at_most, misspelled
+from tests.support.fuzzing import altered, damaged, fuzzed, make_home, memory_at_most, misspelled
 from tests.support.lake_tables import MODES, roaring, sealed
 
 pytestmark = pytest.mark.timeout(600 * int(os.environ.get("LOOKUPCACHE_FUZZ", "1")))  # a hang ends here
@@ -215,7 +215,7 @@ CASE_AT_MOST_S = 20.0
 
 @functools.cache
 def world(shape: str) -> tuple[Path, Rows]:
-    path = Path(tempfile.mkdtemp(prefix="lookupcache-fuzz-")) / NAME
+    path = make_home() / NAME
     write_world(path, shape)
     with copied(shape, path) as copy:
         state, *_ = evaluated(copy)
