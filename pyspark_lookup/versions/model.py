@@ -700,6 +700,11 @@ def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
 
 def key_files(version: TableVersion) -> list[FileVersion]:
     """The delete files of a version that have the keys of the deleted rows."""
+    if isinstance(version.files, ColumnFiles) and version.files.row_names_have_all_deletes:
+        # No position deletes have keys. There may be one for each file, so they do not become objects.
+        return [
+            deletes.keys for deletes in {id(some): some for group in version.equality for some in group.files}.values()
+        ]
     return [keys for deletes in version.deletes if (keys := deletes.keys) is not None]
 
 

@@ -69,17 +69,24 @@ class RecordedDeletes:
             np.concatenate([[0], as_int64(pc.list_value_length(lists.column(0)).cast(pa.int64()))])
         )
         self._parse = parse
-        self._parsed: dict[int, tuple[Deletes, ...]] = {}
+        self._parsed: dict[int, Deletes] = {}
+        self._combinations: dict[int, tuple[Deletes, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._starts) - 1
 
     def __getitem__(self, code: int) -> tuple[Deletes, ...]:
         """The deletes of a combination: for each request the same tuple."""
-        if code not in self._parsed:
-            texts = self._texts.take(as_indices(self._numbers[self._starts[code] : self._starts[code + 1]])).to_pylist()
-            self._parsed.setdefault(code, tuple(self._parse(json.loads(text)) for text in texts))
-        return self._parsed[code]
+        if code not in self._combinations:
+            numbers = self._numbers[self._starts[code] : self._starts[code + 1]].tolist()
+            self._combinations.setdefault(code, tuple(map(self._delete, numbers)))
+        return self._combinations[code]
+
+    def _delete(self, number: int) -> Deletes:
+        # An Iceberg delete file may be in as many combinations as there are files.
+        if number not in self._parsed:
+            self._parsed.setdefault(number, self._parse(json.loads(self._texts[number].as_py())))
+        return self._parsed[number]
 
     @property
     def is_any(self) -> Numbers:
@@ -87,10 +94,17 @@ class RecordedDeletes:
         return np.diff(self._starts) > 0
 
     def names(self, codes: Numbers) -> pa.Array:
-        """The names of the deletes in some combinations. `codes`: ascending, each once."""
+        """The names of the deletes in some combinations, each once."""
+        return self._names.take(as_indices(self._find_numbers(codes)))
+
+    def find(self, codes: Numbers) -> list[Deletes]:
+        """The deletes in some combinations, each once."""
+        return [self._delete(number) for number in self._find_numbers(codes).tolist()]
+
+    def _find_numbers(self, codes: Numbers) -> Numbers:
         is_used = np.zeros(len(self), np.bool_)
         is_used[codes] = True
-        return self._names.take(as_indices(self._numbers[np.repeat(is_used, np.diff(self._starts))]))
+        return np.unique(self._numbers[np.repeat(is_used, np.diff(self._starts))])
 
 
 class RecordedColumns(FileColumns):
@@ -177,7 +191,10 @@ class RecordedColumns(FileColumns):
         return self._deletes[int(self._codes[1][row])]
 
     def delete_names(self, rows: Numbers) -> pa.Array:
-        return self._deletes.names(np.unique(self._codes[1][rows]))
+        return self._deletes.names(self._codes[1][rows])
+
+    def find_deletes(self, rows: Numbers) -> list[Deletes]:
+        return self._deletes.find(self._codes[1][rows])
 
     @property
     def row_names_have_all_deletes(self) -> bool:

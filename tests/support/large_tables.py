@@ -73,6 +73,8 @@ def check_record(version: TableVersion) -> None:
     assert {deletes.name for deletes in recorded.deletes} == {deletes.name for deletes in version.deletes}
     if isinstance(version.files, ColumnFiles):
         assert isinstance(recorded.files, ColumnFiles)
+        deletes = [deletes for file in recorded.files for deletes in file.deletes]
+        assert len({*map(id, deletes)}) == len({delete.name for delete in deletes})  # each is one object
         places = [place if file.cacheable else -1 for place, file in enumerate(version.files)]
         assert recorded.files.states.find(version.files.states).tolist() == places
 

@@ -26,7 +26,7 @@ from pyspark_lookup.sources.delta.base_files import BaseBuilder, parse_bounds, s
 from pyspark_lookup.sources.delta.source import DeltaColumns, DeltaSource
 from pyspark_lookup.sources.delta.state import DataFiles
 from pyspark_lookup.versions.file_columns import ColumnFiles
-from pyspark_lookup.versions.model import TableVersion
+from pyspark_lookup.versions.model import TableVersion, key_files
 from tests.support.delta_tables import append_commit, give_vectors, log_of_files, make_add, write_vector
 from tests.support.fuzzing import fuzzed
 from tests.support.lake_tables import opened
@@ -81,6 +81,7 @@ def test_a_record_has_the_vectors(
     assert isinstance(recorded.files, ColumnFiles)
     assert len(version.files.difference(recorded.files)) == 0
     assert pc.all(pc.is_in(version.files.delete_names, value_set=recorded.files.delete_names)).as_py()
+    assert key_files(version) == key_files(recorded) == []
     assert make_deletes.call_count == objects
     check_record(version)
     assert sorted(reader.scan().column("id").to_pylist()) == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
