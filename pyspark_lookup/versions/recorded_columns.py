@@ -89,7 +89,7 @@ class RecordedDeletes:
         return self._parsed[number]
 
     @property
-    def is_any(self) -> Numbers:
+    def have_deletes(self) -> Numbers:
         """For each combination, whether it has deletes."""
         return np.diff(self._starts) > 0
 
@@ -185,7 +185,7 @@ class RecordedColumns(FileColumns):
 
     @cached_property
     def has_deletes(self) -> Numbers:
-        return self._deletes.is_any[self._codes[1]]
+        return self._deletes.have_deletes[self._codes[1]]
 
     def deletes_of(self, row: int) -> tuple[Deletes, ...]:
         return self._deletes[int(self._codes[1][row])]
