@@ -135,8 +135,8 @@ class WriteOptions(KindOptions):
     )
     compact_after: int = option(
         "lookup.write.compact-after", COUNT, 20,
-        doc="Writes: when the table has this many small writes (below 256 MiB), a commit also compacts them. 0: commits never compact (call "
-            "`LookupTable.compact`).",
+        doc="Writes: when this many of the table's writes are small enough to be compacted (256 MiB at most), a commit also compacts them. 0: commits never "
+            "compact (call `LookupTable.compact`).",
     )
     timeout_s: float = option(
         "lookup.write.timeout", POSITIVE_DURATION, 86400.0, default_text="24 h",
