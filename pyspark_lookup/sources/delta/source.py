@@ -822,25 +822,24 @@ class DeltaColumns(FileColumns):
         has_vector = pc.not_equal(vectors, "")
         if not pc.any(has_vector).as_py():
             return urls
-        with_vectors = pc.binary_join_element_wise(urls, self._name_vectors(urls, vectors), "\0")
+        with_vectors = pc.binary_join_element_wise(urls, self._name_vectors(rows), "\0")
         return pc.if_else(has_vector, with_vectors, urls)
 
-    def _name_vectors(self, urls: pa.Array, vector_ids: pa.Array) -> pa.Array:
-        """`DeletionVector.name` for each of some files. `vector_ids`: the unique ids of their vectors; without one, the name means nothing."""
-        return pc.binary_join_element_wise(vector_ids, self._shorten(urls), "#")
+    def _name_vectors(self, rows: Numbers) -> pa.Array:
+        """`DeletionVector.name` for each of the files at `rows`; for a file without a vector, the name means nothing."""
+        vector_ids, paths = (values.take(as_indices(rows)) for values in (self._vectors, self._paths))
+        return pc.binary_join_element_wise(vector_ids, paths, "#")
 
-    def _shorten(self, urls: pa.Array) -> pa.Array:
+    @cached_property
+    def _paths(self) -> pa.Array:
         """The files' paths below the table; the URLs of files elsewhere."""
         prefix = f"{self._files.table_url}/"
-        return pc.if_else(pc.starts_with(urls, prefix), pc.utf8_slice_codeunits(urls, len(prefix)), urls)
+        return pc.if_else(pc.starts_with(self.urls, prefix), pc.utf8_slice_codeunits(self.urls, len(prefix)), self.urls)
 
     def encode_vectors(self, rows: Numbers) -> tuple[pa.Array, pa.Array] | None:
-        indices = as_indices(rows)
-        urls, vector_ids, descriptors = (
-            values.take(indices) for values in (self.urls, self._vectors, self._in_order(self._base.descriptors))
+        paths, descriptors = (
+            values.take(as_indices(rows)) for values in (self._paths, self._in_order(self._base.descriptors))
         )
-        names = self._name_vectors(urls, vector_ids)
-        paths = self._shorten(urls)
         # Arrow does not write JSON, so such paths become objects. So do vectors at absolute paths, which only objects resolve.
         if (
             not pc.all(pc.match_substring_regex(descriptors, r'^\["[iu]",')).as_py()
@@ -848,11 +847,10 @@ class DeltaColumns(FileColumns):
         ):
             return None
         start = pa.scalar(f'["vector-below", {json.dumps(self._files.root)}, "')
-        return names, pc.binary_join_element_wise(start, paths, '", ', descriptors, "]", "")
+        return self._name_vectors(rows), pc.binary_join_element_wise(start, paths, '", ', descriptors, "]", "")
 
     def delete_names(self, rows: Numbers) -> pa.Array:
-        rows = as_indices(rows[self.has_deletes[rows]])
-        return self._name_vectors(self.urls.take(rows), self._vectors.take(rows))
+        return self._name_vectors(rows[self.has_deletes[rows]])
 
     @cached_property
     def has_deletes(self) -> Numbers:
