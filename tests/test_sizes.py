@@ -108,7 +108,7 @@ def test_few_bytes_that_are_many_long_values(table: Path, as_stored: bool, monke
     assert len(values) == 3000
     assert max(chunk.nbytes for chunk in values.chunks) < 2**24
     monkeypatch.setattr(table_scan, "free_bytes", lambda: 2**21)
-    _refuse(table, r"/t: its rows take more than \d+ bytes of memory, but only 2097152 are free")
+    _refuse(table, r"/t: its rows do not fit into memory: \d+ bytes are read, and only 2097152 are still free")
 
 
 def test_lists_for_which_there_is_no_memory(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_lists_for_which_there_is_no_memory(table: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(parquet, "_BOUND_BYTES", 2**20)
     monkeypatch.setattr(parquet, "free_bytes", lambda: 2**20)
     pq.write_table(pa.table({"id": [1], "v": [[0] * 2**18]}), table / "a.parquet")
-    _refuse(table, r"a\.parquet .*262144 list elements in 1 rows: there is not enough memory")
+    _refuse(table, r"a\.parquet .*there is not enough memory .*262144 list elements in 1 rows")
 
 
 def test_lists_that_are_long_in_the_file_too(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_a_stripe_for_which_there_is_no_memory(table: Path, monkeypatch: pytest.
     monkeypatch.setattr(memory, "free_bytes", lambda: 2**19)
     _refuse(
         table,
-        r"a\.orc .*131072 rows in one stripe take at least 1048576 bytes, but only 524288 are free: there is not enough memory",
+        r"a\.orc .*there is not enough memory .*131072 rows in one stripe take at least 1048576 bytes, but only 524288 are free",
     )
 
 
@@ -163,7 +163,7 @@ def test_a_bomb_of_deleted_rows(rows: int) -> None:
     )  # fmt: skip
     bitmap = struct.pack("<I", 12_347 | (containers - 1) << 16) + b"".join(parts)
     start = time.process_time()
-    with pytest.raises(ValueError, match=r"rows instead of the|deleted rows of one file"):
+    with pytest.raises(ValueError, match=r"rows instead of|deleted rows of one file"):
         read_roaring(struct.pack("<iqI", 1_681_511_377, 1, 0) + bitmap, rows)
     assert time.process_time() - start < 1
 

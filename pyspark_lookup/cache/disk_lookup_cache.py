@@ -55,7 +55,10 @@ _CHECK = slice(4, 4 + _CHECK_BYTES)
 def require_diskcache() -> None:
     """Raise NotSupportedError if diskcache is not installed."""
     if importlib.util.find_spec("diskcache") is None:
-        raise NotSupportedError("DiskCacheLookupCache needs diskcache: pip install 'pyspark-lookup[diskcache]'")
+        raise NotSupportedError(
+            "lookup.partial-cache.store = DISKCACHE (DiskCacheLookupCache) needs the package diskcache: pip install 'pyspark-lookup[diskcache]' on "
+            "each machine"
+        )
 
 
 class DiskCacheLookupCache(LookupCache):
@@ -192,7 +195,7 @@ class DiskCacheLookupCache(LookupCache):
         rows = pa.Table.from_batches(batches, schema).combine_chunks()
         rows.validate(full=True)
         if rows.num_rows != counts.sum():
-            raise ValueError("the number of rows in an entry is not the one that it states")
+            raise ValueError("an entry has another number of rows than its header says")
         numbers = as_indices(np.repeat(np.arange(len(names)), counts))
         return CachedRows(present, rows.append_column(pa.field(KEY_INDEX, pa.int64()), numbers))
 

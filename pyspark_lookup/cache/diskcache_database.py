@@ -59,7 +59,7 @@ class BytesDisk(diskcache.Disk):  # type: ignore[misc]
 
 def _as_bytes(value: Any) -> bytes:
     if type(value) is not bytes:
-        raise RefusedError("the database has an entry that is not bytes: it is not read")
+        raise RefusedError("an entry of the database is not bytes, so the entry is ignored")
     return value
 
 

@@ -155,7 +155,7 @@ class ChunkStore:
 
 
 class _SpillFile:
-    """A temporary file of record batches, which are first written and then taken."""
+    """A temporary file of record batches: all are written first; then `take` reads each partition back once."""
 
     def __init__(self, file: ReservedFile, schema: pa.Schema) -> None:
         self.schema = schema

@@ -249,9 +249,9 @@ def widen_keys(field: pa.Field, keys: pa.Array) -> pa.Array:
         return keys
     if not accepts(field.type, keys.type):
         raise SchemaError(
-            f"keys for column {field.name!r} of the table are {keys.type}, the column is {field.type}: no type holds the values of both. A cast "
-            "may change values: 2.7 becomes 2, and finds the row of 2. Cast the DataFrame's column only if it has no such values, or "
-            "declare the table's column with lookup.schema in a type that fits both"
+            f"keys for column {field.name!r} of the table are {keys.type}, the column is {field.type}, and values of these types cannot be compared "
+            "without loss: cast the keys if the cast changes no value (2.7 as INT is 2, and would find the row of 2), or, in a table of files, "
+            "declare the table's column with another type in lookup.schema"
         )
     return keys.cast(field.type) if widens(keys.type, field.type) else keys
 

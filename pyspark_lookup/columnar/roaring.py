@@ -21,7 +21,7 @@ def checked_blob(data: bytes | memoryview, size: int) -> bytes:
     `size`: the size of the vector, by the table's metadata. Raises ValueError if the size or the CRC-32 is another.
     """
     if len(data) != size + 8 or int.from_bytes(data[:4], "big") != size:
-        raise ValueError("its size is not the one that the table's metadata says")
+        raise ValueError("its size differs from the one in the table's metadata")
     vector = bytes(data[4:-4])
     if zlib.crc32(vector) != int.from_bytes(data[-4:], "big"):
         raise ValueError("its checksum is wrong")
@@ -41,9 +41,9 @@ def read_roaring(data: bytes, count: int) -> Numbers:
     bitmap = BitMap64.deserialize(bytes(data[4:]))
     # Checked before memory is allocated for the values: a few bytes may stand for 65,536 of them.
     if len(bitmap) > count:
-        raise ValueError(f"{len(bitmap)} rows instead of the {count} that the table's metadata says")
+        raise ValueError(f"{len(bitmap)} rows instead of {count}, the count in the table's metadata")
     if len(bitmap) < count:
-        raise ValueError(f"{len(bitmap)} rows instead of the {count} that the table's metadata says")
+        raise ValueError(f"{len(bitmap)} rows instead of {count}, the count in the table's metadata")
     # A part has the values with the same upper 32 bits. Bytes that belong to no part are an error, which `deserialize` does not notice: so
     # compare the sizes. `serialize` leaves out parts without values, which some writers list.
     parts, serialized = struct.unpack_from("<Q", data, 4)[0], bitmap.serialize()

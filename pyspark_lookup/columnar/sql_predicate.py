@@ -53,8 +53,8 @@ def refuse_collated(field: pa.Field) -> None:
     """Raise PredicateError for a column with a collation: Spark does not compare its texts by their bytes."""
     if collated_field(field) is not None:
         raise PredicateError(
-            f"option lookup.where: column {field.name!r} has a collation, by which Spark compares texts, but lookup.where compares bytes: "
-            "filter the column with Spark's WHERE, or declare it as STRING in lookup.schema"
+            f"option lookup.where: column {field.name!r} has a collation, by which Spark compares text, but lookup.where compares bytes: "
+            "filter the column with Spark's WHERE, or, in a table of files, declare it as STRING in lookup.schema"
         )
 
 
@@ -206,12 +206,14 @@ def parse_timestamp(text: str) -> datetime.datetime:
 
 
 def _parse(parse: Callable[[str], Any], text: str, field: pa.Field) -> Any:
-    spelling = "'2024-01-31'" if pa.types.is_date(field.type) else "'2024-01-31 12:00:00'"
+    spelling = (
+        "2024-01-31" if pa.types.is_date(field.type) else f"2024-01-31 12:00:00{'+00:00' if field.type.tz else ''}"
+    )
     try:
         return parse(text)
     except ValueError:
         raise PredicateError(
-            f"option lookup.where: {text!r} is not a valid {show_type(field.type)} value for column {field.name!r}: write it as {spelling}"
+            f"option lookup.where: {text!r} is not a valid {show_type(field.type)} value for column {field.name!r}: write it as '{spelling}'"
         ) from None
 
 

@@ -35,6 +35,8 @@ MOST_NESTED = 100
 """The deepest nesting of a column's type. Arrow's own limit is about 120, and Python limits the depth of recursion, too."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _NOTHING = pa.string()
+PLAN_AGAIN = "plan again with a new load() or SQL statement (a catalog table: DROP TABLE, which leaves its files, and CREATE TABLE)"
+"""What errors advise after a table's columns have changed under a planned query."""
 _INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
 _LISTS = (
     pa.types.is_list,
@@ -101,7 +103,7 @@ def spark_type(kind: pa.DataType, nothing: pa.DataType = _NOTHING) -> pa.DataTyp
     `nothing`: what Arrow's null type becomes, also as a part of `kind`; by default string, as when Spark infers types.
     """
     if is_deeper(kind, MOST_NESTED):
-        raise SchemaError(f"a type nested more than {MOST_NESTED} deep has no counterpart in Spark")
+        raise SchemaError(f"a type nested more than {MOST_NESTED} deep is not supported")
     return _spark_type(kind, nothing)
 
 
@@ -187,7 +189,7 @@ def check_all_readable(schema: pa.Schema, place: str = "") -> None:
     for field in schema:
         if (reason := unreadable(field.type)) is not None:
             raise UnreadableColumnError(
-                f"{place}{reason}: leave {field.name!r} out with lookup.columns, or with a schema that lacks it (lookup.schema for files and databases, .schema(…))"
+                f"{place}{reason}: read the table without {field.name!r}: name the other columns in lookup.columns, in lookup.schema (files and databases) or in .schema(…)"
             )
 
 
@@ -402,7 +404,7 @@ def check_readable(
     if not declared and not widens(stored, planned.type):
         raise SchemaError(
             f"column {planned.name!r} was planned as {show_type(planned.type)} but is {show_type(stored)} in {origin}{value}: the table changed; "
-            "plan again (a new load() or SQL statement; a catalog table must be created again)"
+            f"{PLAN_AGAIN}"
         )
 
 
@@ -414,7 +416,7 @@ def show_type(kind: pa.DataType) -> str:
 def resolve_names(names: Sequence[str], schema: pa.Schema, option: str, origin: str | None = None) -> list[str]:
     """The spelling of each of `names` in a schema of Arrow or of Spark, ignoring letter case as Spark does.
 
-    `origin`: where the names are from, as errors say it; None: from `option`.
+    `origin`: what errors say about where the names come from; None: they name `option`.
 
     Raises SchemaError naming the option and the table's columns for an unknown name, UnreadableColumnError for a column that cannot be
     read.
@@ -455,7 +457,7 @@ def cast_column(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> 
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
         raise_ours(
             SchemaError(
-                f"column {name!r} of {origin} does not fit {kind}: {problem}; correct its values, or declare another type"
+                f"column {name!r} of {origin} does not fit {kind}: {problem}; correct its values, or give the column another type"
             ),
             problem,
         )

@@ -48,7 +48,7 @@ def assemble(column: pa.StructArray) -> pa.StructArray:
     Raises ValueError if parts contradict each other, or have a type that no VARIANT has.
     """
     if not has_variant_parts(column.type):
-        raise ValueError(f"it is {column.type}, and not metadata with a value")
+        raise ValueError(f"its type is {column.type}, not a struct of metadata and value")
     # flatten() applies the column's nulls to its parts.
     parts = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
     metadata, value = parts["metadata"], parts.get("value")
@@ -103,7 +103,7 @@ class _Dictionaries:
         value = None if value is None else value.cast(_BYTES)
         if typed is None:
             if value is None:
-                raise ValueError("a part of it has neither value nor typed_value")
+                raise ValueError("one of its parts has neither value nor typed_value")
             return value
         shape, _ = split_type(typed.type)
         if pa.types.is_struct(typed.type):
@@ -192,7 +192,7 @@ class _Dictionaries:
 def _node(column: pa.Array) -> tuple[pa.Array | None, pa.Array | None]:
     """(`value`, `typed_value`) of a shredded field or element."""
     if not pa.types.is_struct(column.type):
-        raise ValueError(f"a part of it is {column.type}, not a group of value and typed_value")
+        raise ValueError(f"one of its parts is {column.type}, not a struct of value and typed_value")
     parts = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
     return parts.get("value"), parts.get("typed_value")
 
@@ -227,7 +227,7 @@ def _encode_primitives(typed: pa.Array) -> pa.LargeBinaryArray:
     elif kind == pa.binary(16):
         encoded = _fixed_rows(_with_head(_raw_values(dense), _UUID << 2))
     else:
-        raise ValueError(f"a part of it is {kind}, a type that no VARIANT has")
+        raise ValueError(f"one of its parts is {kind}, a type that no VARIANT has")
     return _spread(encoded, is_valid)
 
 
@@ -318,9 +318,9 @@ def _begins(counts: Numbers) -> Numbers:
 
 
 def _uint(data: Numbers, places: Numbers, widths: Numbers) -> Numbers:
-    """The unsigned numbers at some places of `data`, in the given numbers of bytes (1 to 4), the lowest first.
+    """The unsigned little-endian integers at the offsets `places` of `data`. `widths`: the number of bytes of each (1 to 4).
 
-    The caller checks that they are within a value. Bytes after the end of `data` count as its last byte.
+    The caller checks that each integer lies within its VARIANT value. Past the end of `data`, its last byte is read again.
     """
     numbers = np.zeros(len(places), np.int64)
     for byte in range(4):

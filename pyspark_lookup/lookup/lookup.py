@@ -182,7 +182,7 @@ def match_all(
     """All rows of a resolved version, to be matched with values of the type `kind`. The plan has the columns of the match."""
     if plan.options.cache.mode is CacheMode.PARTIAL:
         raise OptionError(
-            f"option lookup.cache = 'PARTIAL' caches rows by key, and a lookup by {match.kind.value} alone has no key: set lookup.cache = FULL, or give keys as well"
+            f"option lookup.cache = 'PARTIAL' caches rows by key, and a lookup with only the argument {match.kind.value} has no key: set lookup.cache = FULL, or give keys as well"
         )
     rows, resolution = read_all_from_version(reader, plan, execution, resolution, snapshot)
     rows = rows.combine_chunks()

@@ -53,8 +53,8 @@ def table_columns(resolved_table: ResolvedTable, options: LookupOptions, readabl
         collated_names = [field.name for field in fields if collated_field(field) is not None]
         if collated_names:
             raise SchemaError(
-                f"option lookup.keys: column {collated_names[0]!r} has a collation, by which Spark compares texts, but keys are compared "
-                f"by their bytes: declare it as plain text with lookup.schema, e.g. '{collated_names[0]} STRING, …'"
+                f"option lookup.keys: column {collated_names[0]!r} has a collation, by which Spark compares text, but keys are compared "
+                f"by their bytes: name other key columns, or, in a table of files, declare it as plain text with lookup.schema, e.g. '{collated_names[0]} STRING, …'"
             )
     if options.cache.mode is CacheMode.FULL and options.system is None:
         make_trigger(options)  # so that a custom trigger that cannot be imported fails here
@@ -89,12 +89,12 @@ def planned_names(names: Sequence[str], columns: pa.Schema, url: str, declared: 
     missing_names = [name for name in names if name.lower() not in table_names]
     if missing_names:
         says = (
-            "which the given schema names: correct the schema, or leave the column out"
+            "the schema that was given names it: correct the schema, or leave the column out"
             if declared
-            else "which it had when the query was planned: the table changed; plan again (create the DataFrame, view or stream again)"
+            else "it had the column when the query was planned, so the table changed: plan again (create the DataFrame, view or stream again)"
         )
         raise SchemaError(
-            f"{redact('path', url)} has no column {missing_names[0]!r} (it has {names_shown(columns.names, missing_names[0] if declared else '')}), {says}"
+            f"{redact('path', url)} has no column {missing_names[0]!r} (it has {names_shown(columns.names, missing_names[0] if declared else '')}); {says}"
         )
     return resolve_names(names, columns, "lookup.columns")
 

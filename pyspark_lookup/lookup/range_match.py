@@ -141,15 +141,15 @@ class Match:
             return values.cast(field.type) if widens(kind, field.type) else values
         raise SchemaError(
             f"argument {self.kind.value} has the type {values.type}, but the table's column {field.name!r} has {field.type}: cast the values "
-            f"to {field.type} if that changes none"
+            f"to {field.type} if the cast changes no value"
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class MatchedValues:
-    """Where values stand among the ranges of a match.
+    """Computes the positions of values among the ranges of a match.
 
-    `decimal`: the type in which the values and the bounds compare (None: they compare as they are). `is_ipv4`: whether all networks are of IPv4.
+    `decimal`: the type to which values are cast before they are compared with the bounds (None: no cast). `is_ipv4`: whether all networks are IPv4.
     `bounds`: see `Ranges`.
     """
 
@@ -247,15 +247,15 @@ class MatchedRanges:
     def overlap(self, value: pa.Scalar, key: str, rows: Numbers) -> OverlapError:
         """The error for several `rows` that match a value."""
         first, second = (self._text(int(row)) for row in rows[:2])
-        of_key = f" of one key, {key}," if key else ""
+        of_key = f" of the key {key}" if key else ""
         advice = (
             f"NEWEST to take the row with the latest {self._match.columns[0]}"
             if self._match.kind is MatchKind.AS_OF
             else "NARROWEST to take the smallest range, NEWEST for the one that begins last, or ALL for all of them"
         )
-        are_valid = "are valid at the same time" if self._match.kind is MatchKind.AS_OF else "match one value"
+        match_value = "are valid at" if self._match.kind is MatchKind.AS_OF else "match the value"
         return OverlapError(
-            f"{len(rows):,} rows{of_key} {are_valid}, {show(value)}: here ({first}) and ({second}); correct the table, or set lookup.overlap = {advice}"
+            f"{len(rows):,} rows{of_key} {match_value} {show(value)}, e.g. ({first}) and ({second}): correct the table, or set lookup.overlap = {advice}"
         )
 
 

@@ -675,8 +675,8 @@ class TableReader:
         self.metrics.inc("versionGoneCount")
         label = "the version" if number is None else f"version {number}"
         return VersionGoneError(
-            f"{label} of {redact('path', plan.table.url)}, which this query had chosen, is gone: {change}. Run the query again (with a new load() if its DataFrame was planned earlier); to change a table under "
-            "running queries, write files with new names and keep the old files for a while"
+            f"{label} of {redact('path', plan.table.url)}, which this query had chosen, is gone: {change}. Run the query again (with a new load() if "
+            f"its DataFrame was planned earlier); {plan.table.how_to_keep_versions}"
         )
 
     def hold(self, table: Table, options: LookupOptions, user: object) -> None:

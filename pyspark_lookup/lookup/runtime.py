@@ -293,8 +293,8 @@ class Runtime:
     def _living_publishers(self) -> list[Publisher]:
         """The publishers that exist now.
 
-        The race: other threads add publishers, and the lock may be held by a thread whose store hangs. So the list is taken in one step,
-        without the lock.
+        Other threads may add publishers meanwhile. The list is taken in one step and without the lock, because a thread whose store hangs may
+        hold it.
         """
         return [publisher for ref in self._publishers.valuerefs() if (publisher := ref()) is not None]
 

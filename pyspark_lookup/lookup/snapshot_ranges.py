@@ -212,7 +212,10 @@ class SnapshotRanges:
     def _find_in(
         self, part: _Part, selection: Numbers | None, groups: Numbers | None, values: pa.Array
     ) -> tuple[Numbers, Numbers] | None:
-        """What `find` returns for the values with the indices `selection` (None: all). `groups`: the group of each of them, in the index `part`."""
+        """What `find` returns for the values with the indices `selection` (None: all).
+
+        `groups`: for each of these values, the number of its key's group of ranges in the index `part` (None: the values are looked up without keys).
+        """
         fails_when_bad = len(part.bad) > 0 and self._match.on_bad_network is OnBadNetwork.ERROR
         if fails_when_bad and (groups is None or np.isin(groups, part.bad).any()):
             return None

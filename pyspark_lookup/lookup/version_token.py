@@ -205,7 +205,6 @@ def _replacement(
         reader.metrics.inc("versionGoneCount")
         raise VersionGoneError(
             f"version {lost_digest if number is None else number} of {redact('path', table.url)}, which this query had chosen, was replaced before this process "
-            "read it: run the query again; to change a table under running queries, write files with new names and keep the "
-            "old files for a while"
+            f"read it: run the query again; {table.how_to_keep_versions}"
         )
     return reader.resolver.resolve_again(table, options, execution, lost_digest)

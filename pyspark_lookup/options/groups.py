@@ -91,8 +91,8 @@ class FileOptions:
     )
     settle_s: float | None = option(
         "lookup.settle", DURATION, None,
-        doc="Read a version only when its newest file is at least this old, because a job may still be writing files. Until then, a query waits; after "
-            "20 waits, the table counts as busy (`lookup.on-busy`).",
+        doc="Read a version only when its newest file is at least this old, because a job may still be writing files. Until then, a query waits, and lists "
+            "the files again. If there are newer files in each of 20 listings, the table counts as busy (`lookup.on-busy`).",
     )
     on_busy: OnBusy = option(
         "lookup.on-busy", choice(OnBusy), OnBusy.KEEP,
@@ -251,14 +251,14 @@ class ReadOptions:
     )
     on_error: enums.OnError = option(
         "lookup.on-error", choice(enums.OnError), enums.OnError.FAIL,
-        doc="If a lookup fails in every attempt. Joins and SQL functions: fail the query (FAIL), or return null in its columns and the reason in the "
-            "column `lookup_error` (NULL). STALE, for providers with `lookup.cache` = PARTIAL or FULL: lookups, and scans of the full cache, return the last "
+        doc="What happens if a lookup fails in every attempt. Joins and SQL functions: the query fails (FAIL), or the looked-up columns are null and the "
+            "column `lookup_error` has the reason (NULL). STALE, for providers with `lookup.cache` = PARTIAL or FULL: lookups, and scans of the full cache, return the last "
             "rows that this host has cached, however old they are; a key that the host has never cached fails.",
     )
     split_size: int = option(
         "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, default_text="128 MiB",
-        doc="A scan of more bytes than this, in all its files together, is split into tasks of about this size. Joins and SQL functions use it as "
-            "the limit for a small table.",
+        doc="A scan of more bytes than this, in all its files together, is split into tasks of about this size. It is also the "
+            "size up to which joins and SQL functions use the full cache by default (see `lookup.cache`).",
     )
     # fmt: on
 
@@ -316,8 +316,8 @@ class VersionOptions:
     on_gone: enums.OnVersionGone | None = option(
         "lookup.on-version-gone", choice(enums.OnVersionGone), None, default_text="NEWER; FAIL for tables that keep versions",
         doc="If a file is replaced or removed after the query has decided which version it reads: read the newer version (NEWER), or fail (FAIL). "
-            "NEWER: a scan of several tasks still fails if it would mix versions. FAIL: a scan in one task may still read the newer version, if "
-            "the task has chosen the version itself (see `lookup.version-at`) and has read nothing of it; lookups by key always fail.",
+            "Exceptions: with NEWER, a scan of several tasks fails if it would mix versions. With FAIL, a scan of one task that chose the version itself "
+            "(see `lookup.version-at`) reads the newer version if it has returned no rows yet; a lookup by key whose files are gone fails.",
     )
     # fmt: on
 
@@ -379,8 +379,8 @@ def refuse_in_reads(
             )
         if key == "lookup.on-error" and view is not enums.View.TOKEN and on_error is not enums.OnError.STALE:
             raise OptionError(
-                f"option {key} = {on_error.value} is for lookup_join and register_lookup: remove it here, where each error fails the scan or "
-                "the get() (only STALE, for providers with a cache, changes that)"
+                f"option {key} = {on_error.value} is for lookup_join and register_lookup: scans and get() fail on each error anyway (except "
+                "with STALE, for a provider with a cache): remove it here"
             )
 
 
@@ -621,7 +621,7 @@ class FullCacheOptions:
             misplaced = [key for key in explicit_keys if key.startswith(prefix)] if strategy_name != required else []
             if misplaced:
                 raise OptionError(
-                    f"option {misplaced[0]} has no effect with {FULL}reload-strategy = {strategy_name!r}: set {required!r}, or remove it"
+                    f"option {misplaced[0]} has no effect with {FULL}reload-strategy = {strategy_name!r}: set reload-strategy = {required!r}, or remove {misplaced[0]}"
                 )
         if strategy_name == "TIMED" and self.iso_time is None:
             raise OptionError(f"option {FULL}timed-reload.iso-time is missing: set a time such as '10:15' or '10:15Z'")
@@ -662,5 +662,6 @@ class FullCacheOptions:
         if self.max_staleness_s is not None and self.max_staleness_s < (self.interval_s or 0):
             raise OptionError(
                 f"option {FULL}max-staleness = {self.max_staleness_s:g} s is less than {FULL}periodic-reload.interval = "
-                f"{self.interval_s:g} s: queries would fail between reloads; give it the length of the interval or more"
+                f"{self.interval_s:g} s: between the scheduled reloads, queries would have to wait for reloads of their own: set max-staleness to "
+                f"{self.interval_s:g} s or more, or a shorter interval"
             )

@@ -102,7 +102,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 def parse_text(text: str) -> str:
     if not text.strip():
-        raise ValueError("a text that is not empty")
+        raise ValueError("non-empty text")
     return text.strip()
 
 
@@ -161,7 +161,7 @@ def parse_path(text: str) -> str:
         raise ValueError(f"two slashes, '{scheme}://{place}'")
     if scheme in _REMOTE and has_unusual_login(path):
         raise ValueError(
-            "a URL in which each space, quote and slash before the @ is percent-encoded (%20, %27, %2F): errors of stores would show a login otherwise"
+            "a URL in which each space, quote and slash before the @ is percent-encoded (%20, %27, %2F): otherwise error messages of the store could show the password"
         )
     if scheme in ("file", "local") and slashes == "//" and location and not location.startswith("/"):
         host, _, below = location.partition("/")

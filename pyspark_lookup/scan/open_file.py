@@ -270,7 +270,9 @@ def _array(column: pa.Array, planned: pa.DataType, stored: StoredColumn, name: s
         try:
             return assemble(column)
         except (ValueError, TypeError, NotImplementedError) as problem:  # Arrow's exceptions are among these
-            error = SchemaError(f"column {name!r} of {redact('path', origin)} has an invalid VARIANT: {problem}")
+            error = SchemaError(
+                f"column {name!r} of {redact('path', origin)} has an invalid VARIANT: {problem}: write the file again, or leave the column out with lookup.columns"
+            )
             raise_ours(error, problem)
     if pa.types.is_struct(planned) and pa.types.is_struct(column.type):
         places = _Fields(column.type)

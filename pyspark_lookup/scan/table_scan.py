@@ -32,7 +32,7 @@ from pyspark_lookup.columnar.predicate import (
     may_match,
     referenced_columns,
 )
-from pyspark_lookup.columnar.types import check_readable, lenient_schema, merge_schemas
+from pyspark_lookup.columnar.types import PLAN_AGAIN, check_readable, lenient_schema, merge_schemas
 from pyspark_lookup.core.memory import free_bytes
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import DamagedFileError, NotSupportedError, SchemaError
@@ -410,7 +410,7 @@ def collect_table(batches: Iterable[pa.RecordBatch], schema: pa.Schema, url: str
             checked_bytes = size
             if (free := free_bytes()) < max(2 * _UNCHECKED_BYTES, size // 4):
                 raise NotSupportedError(
-                    f"{redact('path', url)}: its rows take more than {size} bytes of memory, but only {free} are free: read fewer columns or rows, or let Spark read the table in several tasks (spark.read.format('lookupcache'))"
+                    f"{redact('path', url)}: its rows do not fit into memory: {size} bytes are read, and only {free} are still free: read fewer columns or rows, or let Spark read the table in several tasks (spark.read.format('lookupcache'))"
                 )
     return pa.Table.from_batches(parts, schema)
 
@@ -884,7 +884,7 @@ class Scan(TableScan):
         if missing_names:
             raise SchemaError(
                 f"no file of {redact('path', some_file.url.rsplit('/', 1)[0])} has column {missing_names[0]!r} any more: the table "
-                "changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
+                f"changed; {PLAN_AGAIN}"
             )
 
     def _may_match(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:

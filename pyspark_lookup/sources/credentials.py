@@ -60,7 +60,8 @@ def credentials_function(name: str) -> Credentials:
         texts = isinstance(answer, Mapping) and all(isinstance(text, str) for item in answer.items() for text in item)
         if not texts:
             raise OptionError(
-                f"the function {name!r}, which option {CREDENTIALS} names, must return a dictionary whose keys and values are str (docs/options.md names the keys)"
+                f"the function {name!r}, which option {CREDENTIALS} names, must return a dictionary whose keys and values are str, "
+                "e.g. with a user and a password, or with a token"
             )
         return dict(answer)
 

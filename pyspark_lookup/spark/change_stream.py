@@ -40,7 +40,10 @@ from pyspark_lookup.spark.types import arrow_schema
 from pyspark_lookup.spark.worker_errors import errors_without_traceback
 from pyspark_lookup.versions.model import Table
 
-_NEW_CHECKPOINT = "a new checkpoint: the stream then begins at lookup.stream.start, by default with all current rows, also those that it has returned before"
+_NEW_CHECKPOINT = (
+    "a new checkpoint: the stream then begins at lookup.stream.start, by default with all current rows. It returns rows again that it has returned "
+    "before, but not the deletes and updates that it has missed"
+)
 _LIMITS: Mapping[Any, str] = {ReadMaxRows: "max_rows", ReadMaxFiles: "max_files", ReadMaxBytes: "max_bytes"}
 
 
@@ -58,7 +61,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReade
         )
     for limit, name in zip(parsed.kind(ChangeOptions).limits, ("rows", "files", "bytes"), strict=True):
         if limit is not None:
-            instead = "without it a micro-batch takes all commits"
+            instead = "remove the option; each micro-batch then takes all new commits"
             STREAM_LIMITS.require(f"option lookup.stream.max-{name}-per-trigger", instead)
     return ChangeReader(parsed, arrow_schema(schema), added_columns(schema))
 
@@ -91,10 +94,10 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reached
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
-        """The offset at which the next micro-batch ends: within `limit`, but after at least one commit.
+        """The offset at which the next micro-batch ends: as far as `limit` allows, but after at least one commit if there is one.
 
-        A Spark without limits of micro-batches passes no arguments. The first micro-batch of a restarted query then goes to the end of the log,
-        even if nothing has changed.
+        Before 4.2, Spark has no read limits (admission control) and passes no arguments. The first micro-batch of a restarted query then always
+        goes to the end of the log, even if there is nothing new.
         """
         start = self._reached if start is None else start
         state = self._state(*(() if start is None else (start,)))

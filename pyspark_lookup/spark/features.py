@@ -111,7 +111,9 @@ DATA_SOURCES = Feature("data sources in Python", "4.0", _has("pyspark.sql.dataso
 VARIANTS = Feature("VARIANT", "4.0", _has("pyspark.sql.types", "VariantType"))
 SQL_FUNCTIONS = Feature("functions defined in SQL", "4.0", VARIANTS.present)
 ARROW_WRITERS = Feature("writers of Arrow batches", "4.0", _has("pyspark.sql.datasource", "DataSourceArrowWriter"))
-STREAM_LIMITS = Feature("limits of micro-batches", "4.2", _has("pyspark.sql.streaming.datasource", "ReadMaxRows"))
+STREAM_LIMITS = Feature(
+    "read limits of streaming sources in Python", "4.2", _has("pyspark.sql.streaming.datasource", "ReadMaxRows")
+)
 STATEFUL_PROCESSORS = Feature(
     "stateful processors in Python", "4.0", _has("pyspark.sql.streaming.stateful_processor", "StatefulProcessor")
 )

@@ -294,12 +294,12 @@ def _parse_wait(
     check_argument("wait_max_rows", wait_max_rows, int, "a number of rows")
     if wait_max_rows < PARTS:
         raise OptionError(
-            f"argument wait_max_rows = {wait_max_rows}: give at least {PARTS}, one for each part of the state"
+            f"argument wait_max_rows = {wait_max_rows}: give at least {PARTS}, because the limit is divided among the {PARTS} parts of the state"
         )
     features.STATEFUL_PROCESSORS.require("argument wait", "leave it out, and look up the rows again later")
     if in_flow_function(df.sparkSession):
         raise NotSupportedError(
-            "argument wait: inside the function of a pipeline's flow, Spark does not reveal the columns that would wait: leave it out there"
+            "argument wait: inside the function of a pipeline's flow, Spark does not show the columns of the DataFrame whose rows would wait: leave wait out there"
         )
     if not df.isStreaming:
         raise OptionError(
@@ -342,7 +342,7 @@ def _check_waiting(kind: str, strategy: str, table: DimensionTable, waiting: Wai
         )
     for key in table.parsed.version.pins:
         raise OptionError(
-            f"option {key} names one version of the table, which never gets new rows, so waiting would be in vain: remove it, or the argument wait"
+            f"option {key} names one version of the table, which never gets new rows, so a row that waits would never find a match: remove it, or the argument wait"
         )
     shows_changes = True
     if table.parsed.system is not None:
@@ -559,7 +559,7 @@ def _time(df: DataFrame, as_of: str, table: DimensionTable, validity: tuple[str,
     if not any(test(table_arrow) for test in ordered) or not widens(df_arrow, table_arrow):
         raise SchemaError(
             f"argument as_of: {as_of!r} is {field.dataType.simpleString()}, the table's {validity[0]!r} is "
-            f"{table_type.simpleString()}, and both must be times, dates or numbers of one type: cast {as_of!r} with df.withColumn"
+            f"{table_type.simpleString()}, and both must be timestamps, dates or numbers, of one type: cast {as_of!r} with df.withColumn"
         )
     return _widen(path, table_type)
 
@@ -579,12 +579,11 @@ def _check_key(df_column: str, df_type: DataType, table_column: str, table_type:
         types = f"key {df_column!r} is {df_type.simpleString()}, the table's {table_column!r} is {table_type.simpleString()}"
         if isinstance(df_type, _NO_KEYS) or isinstance(table_type, _NO_KEYS):
             raise SchemaError(
-                f"{types}: keys of this type are not supported. Keys are numbers, text, binary, dates, times and booleans"
+                f"{types}: keys of this type are not supported: use numbers, text, binary, dates, timestamps or booleans"
             )
         raise SchemaError(
-            f"{types}: Spark has no type that holds the values of both. A cast may change values: 2.7 becomes 2, and finds the row of 2. "
-            "Cast the DataFrame's column only if it has no such values, or declare the table's column with lookup.schema in a type "
-            "that fits both"
+            f"{types}, and values of these types cannot be compared without loss: cast the DataFrame's column if the cast changes no value (2.7 as INT "
+            "is 2, and would find the row of 2), or, in a table of files, declare the table's column with another type in lookup.schema"
         )
 
 

@@ -230,8 +230,8 @@ class ReadShare:
 def _find_table(options: Mapping[str, str], token: Sequence[int | None], tasks: int) -> ResolvedTable | None:
     """The table in the version that the two numbers of a token name; None for a view, which has no token.
 
-    Raises VersionGoneError if this host can no longer read the version, and several `tasks` share the read: a newer version would have other
-    shares.
+    Raises VersionGoneError if this host can no longer read the version and the read is split over several `tasks`, because a newer version would
+    be split differently.
     """
     digest, place = token
     if digest is None or place is None:

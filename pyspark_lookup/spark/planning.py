@@ -290,7 +290,7 @@ class Planning:
         for fixed in ("lookup.columns", "lookup.view", "lookup.changes-from"):
             if stored and fixed in load_options:
                 raise OptionError(
-                    f"option {fixed} would change the columns of a catalog table for one read: use SELECT, or load(path) with the option"
+                    f"option {fixed} would change the columns of a catalog table for one read: select the columns with SELECT, or read the path with load(path) and the option"
                 )
         for field in schema:
             if isinstance(field.dataType, (VarcharType, CharType)):

@@ -177,7 +177,7 @@ def look_up(
         if is_collated(schema[name].dataType):
             raise SchemaError(
                 f"column {name!r} of the table is {schema[name].dataType.simpleString()}, and a lookup compares and returns plain text: leave it "
-                f"out with columns=[…], or declare it with options={{'lookup.schema': '{name} STRING, …'}}"
+                f"out with columns=[…], or, in a table of files, declare it with options={{'lookup.schema': '{name} STRING, …'}}"
             )
     returned_fields = tuple(StructField(name, schema[name].dataType) for name in names)
     final_options = parse_options(merged_options)
@@ -476,5 +476,5 @@ def check_match_cache(match: MatchArgument, keys: Sequence[object], table: Dimen
     """Raise OptionError if the table has a partial cache, which keeps rows by key, and the lookup has no keys."""
     if not keys and table.parsed.cache.mode is CacheMode.PARTIAL:
         raise OptionError(
-            f"option lookup.cache = 'PARTIAL' caches rows by key, and a lookup by {match.kind.value} alone has no key: set lookup.cache = FULL, or give keys as well"
+            f"option lookup.cache = 'PARTIAL' caches rows by key, and a lookup with only the argument {match.kind.value} has no key: set lookup.cache = FULL, or give keys as well"
         )

@@ -149,7 +149,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if not query or not batch:
             raise OptionError(
                 "Spark does not say to which streaming query and batch this task belongs, so its rows cannot be written exactly once: write them in "
-                "a foreachBatch function"
+                "a foreachBatch function, with the option lookup.write.batch = 'name:number'"
             )
         job = dataclasses.replace(self._job, directory=batch_directory((query, int(batch)), self._job.directory))
         return Written(_write_files(self._options, job, iterator), query, job)

@@ -299,7 +299,7 @@ def _parse_reloads(record: Any) -> tuple[str, list[Reload]]:
 
 
 def read_reloads(disk: Disk) -> dict[str, list[Reload]]:
-    """The recorded loads of this host by the table's URL, oldest first."""
+    """For each table (by URL), the loads that this host has recorded, oldest first."""
     reloads_by_url: dict[str, list[Reload]] = {}
     for _, (url, reloads) in disk.records("reloads", "", _parse_reloads):
         reloads_by_url.setdefault(url, []).extend(reloads)

@@ -307,4 +307,4 @@ class Ufs:
 def _check_own(path: str) -> None:
     """Raise ValueError unless the file's name is one that lookupcache gives to files of managed tables."""
     if not is_own(path) and not is_own(whole_name(path)):
-        raise ValueError(f"{redact('path', path)} is not removed: lookupcache gives no file such a name")
+        raise ValueError(f"{redact('path', path)} was not removed: its name is not that of a file of a managed table")

@@ -1,4 +1,4 @@
-"""`check_provider` checks a provider against the rules in docs/providers.md: alone, in several threads and processes, and behind the caches."""
+"""`check_provider` checks a provider against the rules in docs/providers.md: alone, in several threads and processes, and with the caches."""
 
 from __future__ import annotations
 
@@ -212,16 +212,19 @@ class _Check:
         first, second = self._make(self._context), self._make(self._context)
         if first.function is not None and first.function is second.function:
             raise ProviderCheckError(
-                "factory", "the factory returned the same function twice: if it hangs, nothing can replace it"
+                "factory",
+                "the factory returned the same function object in two calls: create a new one in each call, so that one that hangs can be replaced",
             )
         swapped = tuple(name.swapcase() for name in self._context.keys)
         for change in ({"keys": swapped}, {"columns": ()}):
             context = dataclasses.replace(self._context, **change)
             schema = self._make(context).provider.schema
             if not schema.equals(first.provider.schema):
+                shown_change = ", ".join(f"{name} = {value}" for name, value in change.items())
                 raise ProviderCheckError(
                     "factory",
-                    f"the schema for {context} is {schema.names}, for all columns {first.provider.schema.names}",
+                    f"with {shown_change} in LookupContext, the schema is {_show_schema(schema)}, but otherwise "
+                    f"{_show_schema(first.provider.schema)}: return the same schema for each context",
                 )
 
     # --- lookups ----------------------------------------------------------------------------------
@@ -549,7 +552,7 @@ class _Check:
             )
         return keys
 
-    # --- behind the caches --------------------------------------------------------------------------
+    # --- with the caches ----------------------------------------------------------------------------
 
     def check_caches(self) -> None:
         """Look up keys that repeat, nulls and absent keys through `LookupTable`, with each `lookup.cache` that the provider allows."""
@@ -567,26 +570,26 @@ class _Check:
                 if mode == "PARTIAL" and not instance.brings_cache and table.metrics()["loadCount"] > loads:
                     raise ProviderCheckError(
                         "version",
-                        "behind lookup.cache = PARTIAL, a second lookup of the same keys asked for them again",
+                        "with lookup.cache = PARTIAL, a second lookup of the same keys called the provider again, although no row had changed",
                     )
 
     def _check_table(self, table: LookupTable, keys: pa.Table, mode: str) -> None:
         try:
             answer = table.get_many(keys)
         except PysparkLookupError as problem:
-            raise ProviderCheckError("cached", f"behind lookup.cache = {mode}, {problem}") from problem
+            raise ProviderCheckError("cached", f"with lookup.cache = {mode}, {problem}") from problem
         expected = _matching(self._rows, keys, self._schema)
         difference = find_difference(expected, answer.select(expected.column_names))
         if difference is not None:
             number, text = difference
             key = keys.slice(number, 1)
             raise ProviderCheckError(
-                "cached", f"behind lookup.cache = {mode}, lookup of {show_keys(key)} {text}", _as_key(key)
+                "cached", f"with lookup.cache = {mode}, lookup of {show_keys(key)} {text}", _as_key(key)
             )
 
     @contextlib.contextmanager
     def _open_table(self, mode: str, instance: Instance) -> Iterator[LookupTable]:
-        """The table behind a cache, with a new cache directory."""
+        """The table with a cache and a new cache directory."""
         names = ",".join("`" + name.replace("`", "``") + "`" for name in self._context.keys)
         options = {"lookup.keys": names, "lookup.cache": mode, "lookup.max-retries": "0"}
         options["lookup.async.timeout"] = f"{round(self._timeout_s * 1000)} ms"
@@ -605,7 +608,7 @@ class _Check:
                 try:
                     table = LookupTable(self._context.path, options)
                 except PysparkLookupError as problem:
-                    raise ProviderCheckError("cached", f"behind lookup.cache = {mode}, {problem}") from problem
+                    raise ProviderCheckError("cached", f"with lookup.cache = {mode}, {problem}") from problem
                 with table:
                     yield table
         finally:
@@ -788,7 +791,7 @@ class _Check:
                 with contextlib.suppress(CallRaisedError):
                     scanned += list(begun)
                     if instance.scan is not None:
-                        self._check_batches(scanned, self._rows, "outage", "that an outage interrupted, ")
+                        self._check_batches(scanned, self._rows, "outage", "interrupted by an outage, ")
             if instance.function is not None:
                 _retry(late.open)
                 for one in (instance, late):
@@ -927,6 +930,10 @@ def _read_new_version(instance: Instance, other: Instance, before: str) -> str:
 def _compare_versions(version: str, other: str, when: str) -> None:
     if version != other:
         raise ProviderCheckError("version", f"version() returned {version!r}, and {other!r} {when}: no row has changed")
+
+
+def _show_schema(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}{'' if field.nullable else ' not null'}" for field in schema)
 
 
 def _raise_as(rule: str, problem: CallRaisedError, about: str = "", key: pa.Table | None = None) -> NoReturn:

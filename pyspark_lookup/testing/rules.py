@@ -26,13 +26,13 @@ RULES: Mapping[str, tuple[str, str]] = {
     "time": ("errors-retries-timeouts", "a call that takes too long fails: set timeouts in your client, too"),
     "error": ("errors-retries-timeouts", "a call that succeeds in the system raises no error"),
     "outage": ("errors-retries-timeouts", "every call raises an error if the system does not answer; the next attempt uses the same object, so the function drops a lost connection itself"),
-    "version": ("versions-and-freshness", "version() returns a text that is not empty, and the same one in all processes until a row changes; it leaves no connection behind"),
+    "version": ("versions-and-freshness", "version() returns non-empty text, the same in all processes until a row changes; it leaves no connection behind"),
     "new-version": ("versions-and-freshness", "version() changes whenever a row may have changed"),
     "fresh-rows": ("versions-and-freshness", "a lookup or scan that begins after version() has returned sees the rows of that version, or of a later one"),
     "one-state": ("whole-tables", "rows come from one state of the table: none is of half a write"),
     "changes": ("changes", "changes(since) returns at least all keys that have changed since that version, as a table of the key columns, or None"),
     "scan": ("whole-tables", "scan() returns all rows, as batches with the columns of the schema, as often as it is called; a scan that is left leaves no connection behind"),
-    "cached": ("kinds-of-providers", "behind each cache that the provider allows, lookups have the table's rows"),
+    "cached": ("kinds-of-providers", "with each cache that the provider allows, lookups return the table's rows"),
 }  # fmt: skip
 """(section of docs/providers.md, rule) by the rule's name."""
 

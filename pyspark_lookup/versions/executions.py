@@ -61,21 +61,19 @@ def read_with_restarts(
                 if table.pinned is not None:
                     raise_ours(
                         VersionGoneError(
-                            f"{redacted_path}: version{place} has lost files: {change}. VACUUM removes files that newer versions do not need; read a newer version"
+                            f"{redacted_path}: the requested version{place} has lost files: {change}. A clean-up (VACUUM, expire_snapshots) removes files that newer versions do not need: read a newer version"
                         ),
                         change,
                     )
                 raise_ours(
                     VersionGoneError(
-                        f"{redacted_path}: {change}, but the current version{place} needs this file, so the table's own tools did not do "
-                        "this: restore the file"
+                        f"{redacted_path}: {change}, but the current version{place} needs this file, so it was not a clean-up by the "
+                        "table's own tools: restore the file"
                     ),
                     change,
                 )
-    raise VersionGoneError(
-        f"{redact('path', table.url)} changed during each of {_STARTS} reads: write files with new names and keep the old files for "
-        "a while, or set lookup.settle"
-    )
+    advice = table.how_to_keep_versions + ("" if table.retained else ", or set lookup.settle")
+    raise VersionGoneError(f"{redact('path', table.url)} changed during each of {_STARTS} reads: {advice}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from pyspark_lookup.columnar.keys import Numbers, one_array, sort_distinct
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.columnar.types import decimal_of_text, schema_of_text
+from pyspark_lookup.columnar.types import PLAN_AGAIN, decimal_of_text, schema_of_text
 from pyspark_lookup.core.decoding import UNREADABLE, as_count, as_counts, as_name, as_text, as_texts, describe_fault
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import DamagedFileError, NotATableError, OptionError, SchemaError, raise_ours
@@ -362,6 +362,13 @@ class Table:
         """Whether a version that can no longer be read is an error; otherwise the current version is read instead."""
         policy = options.version.on_gone or (OnVersionGone.FAIL if self.retained else OnVersionGone.NEWER)
         return policy is OnVersionGone.FAIL
+
+    @property
+    def how_to_keep_versions(self) -> str:
+        """What an error about a version that is gone advises, so that it does not happen again."""
+        if self.retained:
+            return "in future, let vacuums and clean-ups keep the versions that queries still read"
+        return "to change a table under running queries, write files with new names and keep the old files for a while"
 
     @cached_property
     def root(self) -> str:
@@ -737,8 +744,7 @@ def require_metadata(table: Table, version: TableVersion) -> VersionMetadata:
     if version.metadata is None or version.table_id != table.id:
         redacted_path = redact("path", table.url)
         raise ValueError(
-            f"the version of {redacted_path}, a table of the kind {table.kind}, came without the table's own metadata: the table has changed "
-            "its kind; plan again (a new load() or SQL statement)"
+            f"{redacted_path} is no longer a table of the kind {table.kind}, as when the query was planned: plan again (a new load() or SQL statement)"
         )
     return version.metadata
 
@@ -912,7 +918,7 @@ def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -
         if field.name not in values:
             raise SchemaError(
                 f"{redact('path', file.url)} lies in no {field.name}=… directory; when the query was planned, all files of the table did: "
-                "the table changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
+                f"the table changed; {PLAN_AGAIN}"
             )
         try:
             typed_values[field.name] = partition_value(values[field.name], field.type)
@@ -925,7 +931,7 @@ def typed_partition_values(table: Table, file: FileVersion, fields: pa.Schema) -
                 ) from None
             raise SchemaError(
                 f"partition column {field.name!r} was planned as {field.type}, which {values[field.name]!r} of {redact('path', file.url)} is "
-                "not: the table changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
+                f"not: the table changed; {PLAN_AGAIN}"
             ) from None
     return typed_values
 

@@ -103,7 +103,7 @@ class TimeTravel:
         versions_and_times = tuple(commits())
         if not versions_and_times:
             raise VersionGoneError(
-                f"{redact('path', url)} has no version of {at.isoformat()} (lookup.timestamp): its log has no commits any more"
+                f"{redact('path', url)} has no version as of {at.isoformat()} (lookup.timestamp): its log has no commits any more"
             )
         versions, times = zip(*versions_and_times, strict=True)
         times = tuple(itertools.accumulate(times, max))
@@ -111,8 +111,8 @@ class TimeTravel:
         if not count:
             first = (_EPOCH + times[0] * _MILLISECOND).isoformat()
             raise VersionGoneError(
-                f"{redact('path', url)} has no version of {at.isoformat()} (lookup.timestamp): the oldest one in its "
-                f"log, {versions[0]}, is of {first}"
+                f"{redact('path', url)} has no version as of {at.isoformat()} (lookup.timestamp): the oldest version in "
+                f"its log, {versions[0]}, dates from {first}: give that time or a later one"
             )
         if count < len(times):
             self._versions_by_time = {

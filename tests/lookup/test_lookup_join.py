@@ -763,7 +763,7 @@ def test_a_row_that_was_valid(rows: list[Any], times: list[int | None], by_end: 
     if valid_rows is None:
         with pytest.raises(
             errors.OverlapError,
-            match=r"\d rows of one key, id = \d, are valid at the same time, .*since = .*until = .*NEWEST",
+            match=r"\d rows of the key id = \d are valid at .*since = .*until = .*NEWEST",
         ):
             matching_rows(table, keys, at, match)
         return

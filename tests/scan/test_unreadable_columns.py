@@ -44,7 +44,7 @@ def check(table: Path, cache: Path, number: int, ways_out: Sequence[dict[str, st
     for mode in share(list(MODES), number % len(MODES), len(MODES)):
         for options in ({}, {"columns": f"id, `{name}`"}):
             for read in (lambda r: r.scan(), lambda r: r.get(2), lambda r: r.schema):
-                pattern = f"(?i){name}.* out with lookup.columns, or with a schema"
+                pattern = f"(?i){name}.*: name the other columns in lookup.columns, in lookup.schema"
                 with pytest.raises(SchemaError, match=pattern) as refusal:
                     read(opened(table, cache, mode, "id", **options))
                 assert isinstance(refusal.value, NotSupportedError)

@@ -161,6 +161,8 @@ def test_damaged_values(tmp_path: Path, cache_dir: Path) -> None:
     column = pa.array([{"metadata": b"\1\0\0", "typed_value": 1}], kind)
     pq.write_table(pa.table({"id": [1], "v": column}), path / "a.parquet")
     log_of_files(path, {"type": "struct", "fields": SCHEMA["fields"][:2]}, "variantType")
-    with pytest.raises(SchemaError, match=r"column 'v' of .*a.parquet has an invalid VARIANT: a part of it is uint16"):
+    with pytest.raises(
+        SchemaError, match=r"column 'v' of .*a.parquet has an invalid VARIANT: one of its parts is uint16"
+    ):
         opened(path, cache_dir).scan()
     assert opened(path, cache_dir, columns="id").scan().num_rows == 1

@@ -83,7 +83,7 @@ def test_limits_of_a_micro_batch_need_a_spark_that_has_them(
     """On other versions of Spark, a stream with a limit fails when it begins, and names the option and both versions."""
     monkeypatch.setattr(change_stream, "STREAM_LIMITS", dataclasses.replace(STREAM_LIMITS, present=False))
     for limit in ("rows", "files", "bytes"):
-        words = f"max-{limit}-per-trigger needs limits of micro-batches .Spark 4.2.*{pyspark.__version__}.*: without it"
+        words = f"max-{limit}-per-trigger needs read limits of streaming sources in Python .Spark 4.2.*{pyspark.__version__}.*: remove the option"
         with pytest.raises(NotSupportedError, match=words):
             open_reader(table, **{f"max_{limit}_per_trigger": "5"})
     open_reader(table)

@@ -352,6 +352,12 @@ def same_function(shelf: Shelf) -> Callable[[LookupContext], LookupProvider]:
     return lambda context: LookupFunctionProvider(function, SCHEMA)
 
 
+def with_strict_columns(shelf: Shelf) -> Callable[[LookupContext], LookupProvider]:
+    """The factory of a provider whose schema depends on the columns that are read."""
+    strict_schema = SCHEMA.set(3, SCHEMA.field(3).with_nullable(False))
+    return lambda context: provider(shelf, schema=SCHEMA if context.columns is None else strict_schema)(context)
+
+
 def caching(shelf: Shelf) -> Callable[[LookupContext], LookupProvider]:
     return lambda context: PartialCachingLookupProvider(Function(shelf, context), Forgetful(), SCHEMA)
 
@@ -568,7 +574,8 @@ BROKEN = [
     break_rule("schema", "column 'n' is string in the schema, but double", lambda shelf: provider(shelf, schema=SCHEMA.set(3, pa.field("n", pa.string())))),
     break_rule("factory", "the factory raised KeyError", lambda shelf: provider(shelf, strict)),
     break_rule("factory", "has not returned within", lambda shelf: hang, timeout_s=lambda shelf: QUICK_S),
-    break_rule("factory", "the same function twice", same_function),
+    break_rule("factory", "the same function object in two calls", same_function),
+    break_rule("factory", "with columns = () in LookupContext, the schema is id int64, place string, name string, n double not null, but otherwise id int64, place string, name string, n double: return", with_strict_columns),
     break_rule("factory", "for the keys ['place', 'id'], lookup of key", lambda shelf: provider(shelf, lookup(lambda self, keys: Function.lookup(self, pa.table(keys.columns, KEYS)) if pa.types.is_integer(keys.column(0).type) else self.select_columns(self.shelf.rows.slice(0, 0))))),
     break_rule("columns", "for the columns [], provider under test", lambda shelf: provider(shelf, type("Narrow", (Function,), {"select_columns": lambda self, rows: rows if self.context.columns is None else rows.select(self.context.columns)}))),
     break_rule("batch-size", "batch_size is 0", lambda shelf: provider(shelf, lookup(Function.lookup, batch_size=0))),
@@ -606,7 +613,7 @@ BROKEN = [
     break_rule("outage", "in an outage, version() raised no error, but returned 'v0'", lambda shelf: provider(shelf, version=lambda: f"v{len(shelf.writes)}"), outage=outages),
     break_rule("outage", "in an outage, changes('v0') raised no error, but returned 0 rows", lambda shelf: provider(shelf, changes=lambda since: shelf.rows.select(KEYS).slice(0, 0)), outage=outages),
     break_rule("outage", "in an outage, scan() raised no error, but returned 0 rows", lambda shelf: provider(shelf, scan=lambda: [] if shelf.down else shelf.rows.to_batches()), outage=outages),
-    break_rule("outage", "that an outage interrupted, scan() lacks", lambda shelf: provider(shelf, scan=interrupted(shelf)), outage=outages),
+    break_rule("outage", "interrupted by an outage, scan() lacks", lambda shelf: provider(shelf, scan=interrupted(shelf)), outage=outages),
     break_rule("version", "version() returned 7", lambda shelf: provider(shelf, version=lambda: 7)),
     break_rule("version", "after version() 6 times, the process has 6 more open files and connections", lambda shelf: provider(shelf, version=leaking(shelf, shelf.version)), timeout_s=lambda shelf: 1.0),
     break_rule("version", "version() returned ''", lambda shelf: provider(shelf, version=lambda: shelf.version() if shelf.rows.num_rows else ""), write=writes),
@@ -627,7 +634,7 @@ BROKEN = [
     break_rule("scan", "after a scan that was left at its first batch 6 times", lambda shelf: provider(shelf, scan=leaking(shelf, shelf.scan)), timeout_s=lambda shelf: 1.0),
     break_rule("scan", "during another scan, scan() lacks the row", lambda shelf: provider(shelf, scan=half_scanned(shelf))),
     break_rule("scan", "scan() lacks the row (id = None", lambda shelf: provider(shelf, scan=lambda: shelf.rows.slice(0, 6).to_batches())),
-    break_rule("cached", "behind lookup.cache = PARTIAL, lookup of key", caching),
+    break_rule("cached", "with lookup.cache = PARTIAL, lookup of key", caching),
 ]  # fmt: skip
 
 

@@ -397,7 +397,8 @@ class FullCache:
     def build(self, version: TableVersion, wait_s: float, exact: bool = False) -> Snapshot | None:
         """The snapshot of a version, which is built if there is none; None if the build takes longer than `wait_s` or fails.
 
-        A thread builds the snapshot, and goes on after `wait_s`. No snapshot is built of a version that is not `cacheable`. After a compaction
+        With `lookup.on-error` = STALE, a build that fails because of the provider gives the latest snapshot, of whatever version. A thread builds
+        the snapshot, and goes on after `wait_s`. No snapshot is built of a version that is not `cacheable`, nor while `can_keep` is False. After a compaction
         of the table, returns the snapshot of the version before, which has the same rows. `exact`: return only a snapshot of the same files.
         """
         if self._reloads:
@@ -445,7 +446,7 @@ class FullCache:
             self.schedule.ensure()
             raise ReloadFailedError(
                 f"the last reload of {self._url} failed, and lookup.full-cache.on-reload-failure = FAIL refuses older answers until a reload succeeds: "
-                f"{state.error}"
+                f"{state.error}. Correct the cause and call reload(), or set lookup.full-cache.on-reload-failure = KEEP to answer from the last snapshot"
             )
         elif self._is_stale(state):
             self.schedule.ensure()

@@ -447,11 +447,12 @@ class SnapshotLoader:
         share: float | None = None,
         compact: bool = False,
     ) -> tuple[StoredLayer, ...]:
-        """Write the layers of exactly `version` to disk, and return them. Reuses the latest layers: `last`, mapped, and `stored`, on disk.
+        """Write the layers of exactly `version` to disk, and return them. Reuses the layers of the latest snapshot.
 
-        `last_version`: the version of the latest layers; None: not known. Then all deletes of `version` are applied again, and equality deletes
-        are compared with the rows of the data files instead of those of the layers. `share`: about how many bytes a snapshot takes for each
-        byte of its files; None: it is estimated. `compact`: write a single base.
+        `last`: these layers, mapped into memory; `stored`: the same layers, as files. `last_version`: their version; if it is None (not known), all
+        deletes of `version` are applied again, and equality deletes are compared with the rows of the data files instead of those of the layers.
+        `share`: about how many bytes a snapshot takes for each byte of its files; None: it is estimated. `compact`: write one base layer, not an
+        overlay on the latest layers.
         Raises SourceChangedError if a file was replaced or removed, SchemaError, UfsError, CacheFullError if the cache directory's budget has
         no room for the layers (before anything is read, if an estimate shows this), or another OSError if the directory cannot be written.
         """

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pyspark_lookup.cache.segments import ROW_BITS, Segment
 from pyspark_lookup.columnar.keys import SEED, Keys, Numbers, OneKey, as_indices, distinct_keys, hash_one
 from pyspark_lookup.columnar.predicate import And, Compare, In, Predicate, referenced_columns
-from pyspark_lookup.columnar.types import cast_column, check_readable, conform_columns
+from pyspark_lookup.columnar.types import PLAN_AGAIN, cast_column, check_readable, conform_columns
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import SchemaError
@@ -99,7 +99,7 @@ class Layer:
         return Layer(self.segment, Marks.from_rows(rows, self.segment.rows) if len(rows) else None, self.ranks)
 
     def find_deleted(self, ranks: Numbers, deleted: Mapping[str, Numbers]) -> Marks | None:
-        """Which rows of the layer are deleted in another version, or in a selection of its files; None if no row is.
+        """Which rows of the layer another version, or a selection of that version's files, does not have; None if it has them all.
 
         These are the rows that the layer marks, the rows of files with the rank -1, and the rows whose position in their file is in `deleted`
         (by URL). `ranks`: for each of the layer's files, its position in the other version or the selection; -1: it is not there.
@@ -379,8 +379,7 @@ def _check(
         missing_columns = [name for name in missing_columns if name.lower() not in elsewhere]
     if missing_columns:
         raise SchemaError(
-            f"no file of {url} has column {missing_columns[0]!r} any more: the table changed; plan again (a new load() or SQL "
-            "statement; a catalog table must be created again)"
+            f"no file of {url} has column {missing_columns[0]!r} any more: the table changed; {PLAN_AGAIN}"
         )
     for name in names:
         if name in snapshot.schema.names:

@@ -343,12 +343,9 @@ def _tail_range(file: FileVersion) -> Range:
 
 
 def damaged_file_error(file: FileVersion, kind: str, problem: object) -> DamagedFileError:
-    return DamagedFileError(f"{_damage(file, kind, problem)}: restore the file, or write it again")
-
-
-def _damage(file: FileVersion, kind: str, problem: object) -> str:
     reason = str(problem).rstrip(" .:\n").replace("\n", " ")
-    return f"{redact('path', file.url)} is not a readable {kind} file: {reason}".rstrip(" .:")
+    damage = f"{redact('path', file.url)} is not a readable {kind} file: {reason}".rstrip(" .:")
+    return DamagedFileError(f"{damage}: restore the file, or write it again")
 
 
 @contextlib.contextmanager
@@ -372,9 +369,10 @@ def reading(file: FileVersion, kind: str) -> Iterator[None]:
     ) as problem:
         error = damaged_file_error(file, kind, problem)
         if isinstance(problem, MemoryError) or "bad_alloc" in str(problem):
-            instead = "if the file is not damaged, read fewer columns or write it in smaller parts"
+            reason = f" ({' '.join(str(problem).split())})" if str(problem) else ""
             error = NoMemoryError(
-                f"{_damage(file, kind, problem)}: there is not enough memory for its contents; {instead}"
+                f"{redact('path', file.url)} cannot be read as {kind}: there is not enough memory{reason}: read fewer columns, or write it in smaller "
+                "parts; if it is damaged, restore it"
             )
         raise_ours(error, problem)
 

@@ -437,7 +437,7 @@ def _objects(content: bytes) -> list[dict[str, Any]]:
         at = _next(text, at)
     for row in rows:
         if not isinstance(row, dict) and row is not None:
-            raise ValueError(f"{_text(row)[:80]} is not an object with a value for each column")
+            raise ValueError(f"{_text(row)[:80]} is not a JSON object")
     return [{} if row is None else row for row in rows]  # as Arrow's parser and Spark take them
 
 

@@ -375,7 +375,10 @@ class DeltaSource(VersionSource):
             number = self._times.find(table.url, state.table_id, table.pinned, times)
             state = log.read_state(number, state, newest.ratified)
         elif table.pinned is not None:
-            state = log.read_state(cast(int, table.pinned), state, newest.ratified)
+            try:
+                state = log.read_state(cast(int, table.pinned), state, newest.ratified)
+            except VersionGoneError as problem:
+                raise VersionGoneError(f"option lookup.version = {table.pinned}: {problem}") from problem.__cause__
         return Answer(self._version(table, place, state), question.started_s)
 
     def candidates(

@@ -412,7 +412,7 @@ class IcebergFiles:
         for field_id in sorted(entry.equality_ids):
             field_path = find_field(self._schemas, field_id)
             if not field_path:
-                raise ValueError(f"no schema has the field {field_id}, by which {entry.location} deletes")
+                raise ValueError(f"{entry.location} deletes by the field {field_id}, which no schema of the table has")
             current_column = columns_by_id.get(field_id)
             name = f"\0{field_id}" if current_column is None else current_column.name  # a name that no column has
             isolated_field = _isolate_field(field_path)

@@ -130,5 +130,5 @@ def refuse_conditions(answer: Any, config: Config, has_loan: bool, table: str) -
     if not has_loan and any(one.get(_REMOTE_SIGNING, "").lower() == "true" for one in configs):
         raise NotSupportedError(
             f"{table}: its catalog wants to sign each request to the store ({_REMOTE_SIGNING} = true), which lookupcache does not do: "
-            "have the catalog lend credentials (vended-credentials)"
+            "have the catalog lend credentials instead (credential vending)"
         )

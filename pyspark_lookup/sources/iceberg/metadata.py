@@ -273,7 +273,7 @@ class IcebergMetadata:
         if isinstance(pin, datetime.datetime):
             return self._with_own_schema(self._find_by_time(pin, redacted_path))
         if isinstance(pin, int):
-            return self._with_own_schema(self._snapshot(pin, redacted_path))
+            return self._with_own_schema(self._snapshot(pin, redacted_path, " (lookup.version)"))
         raise OptionError(f"option lookup.valid-write-ids is for managed tables, not for {redacted_path}: remove it")
 
     def find_selection(self, digest: str) -> Selection | None:
@@ -310,12 +310,12 @@ class IcebergMetadata:
         snapshot = self._snapshot(snapshot_id, redacted_path)
         return self._with_own_schema(snapshot) if ref.kind == "tag" else self._select(snapshot, None)
 
-    def _snapshot(self, snapshot_id: int, redacted_path: str) -> Snapshot:
+    def _snapshot(self, snapshot_id: int, redacted_path: str, named_by: str = "") -> Snapshot:
         if snapshot_id not in self.snapshots:
             newest = sorted(self.snapshots.values(), key=lambda snapshot: snapshot.timestamp_ms)[-_SNAPSHOTS_NAMED:]
             existing_ids = ", ".join(str(snapshot.id) for snapshot in newest) or "none"
             raise VersionGoneError(
-                f"{redacted_path} has no snapshot {snapshot_id}: it has expired, or was never one of this table's; the newest are {existing_ids}"
+                f"{redacted_path} has no snapshot {snapshot_id}{named_by}: it has expired, or was never one of this table's; the newest are {existing_ids}"
             )
         return self.snapshots[snapshot_id]
 
@@ -326,7 +326,7 @@ class IcebergMetadata:
         snapshot_ids = [snapshot_id for time_ms, snapshot_id in self._log if time_ms <= at_ms]
         if not snapshot_ids:
             first = (_EPOCH + self._log[0][0] * _MILLISECOND).isoformat() if self._log else None
-            reason = "its metadata lists no snapshots" if first is None else f"its first snapshot is of {first}"
+            reason = "its metadata lists no snapshots" if first is None else f"its first snapshot dates from {first}"
             raise VersionGoneError(
                 f"{redacted_path} has no snapshot as old as {at.isoformat()} (lookup.timestamp): {reason}"
             )

@@ -111,8 +111,8 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
         if getattr(response, "status_code", None) in (*_UNAUTHORISED, _FORBIDDEN):
             raise_ours(
                 UfsPermissionError(
-                    f"the Iceberg catalog {name!r} does not let this principal in: {_describe_problem(problem)}: check its token or credential in "
-                    "PyIceberg's configuration"
+                    f"the Iceberg catalog {name!r} refuses this principal's credentials ({_describe_problem(problem)}): check the token or "
+                    "credential in PyIceberg's configuration"
                 ),
                 _get_cause(problem),
             )
@@ -250,7 +250,7 @@ def _refuse(name: str, table: str, response: Any) -> NoReturn:
     status, message, reason = response.status_code, _message(response), _reason(response)
     if status in _UNAUTHORISED:
         refusal = UfsPermissionError(
-            f"the Iceberg catalog {name!r} does not know who asks for {table} ({reason}): the token has expired or is wrong: renew it in "
+            f"the Iceberg catalog {name!r} could not authenticate the request for {table} ({reason}): the token has expired or is wrong: renew it in "
             "PyIceberg's configuration, and restart this process"
         )
         refusal.expired = True

@@ -437,9 +437,10 @@ class IcebergSource(VersionSource):
         return pointer, sent_metadata
 
     def _ask_catalog(self, table: Table, with_history: bool = True) -> CatalogAnswer:
-        """The catalog's answer about the table, after which the principal counts as authorised. It lends the credentials. One call.
+        """The catalog's answer about the table, with the credentials that the catalog lends. From then on, the principal counts as authorised.
 
-        One more, to the store, if the catalog lends none for the table's location, and the host does not know that the principal is authorised.
+        Makes one call to the catalog. If the catalog lends no credentials for the table's location, and the host has no record that the principal
+        is authorised, it makes one more call, to the store.
         """
         if self._opened is None:
             raise OptionError(f"{self._redact_path(table)} is a table of a catalog: set lookup.catalog")
@@ -505,8 +506,8 @@ class IcebergSource(VersionSource):
                 raise
             raise_ours(
                 UfsPermissionError(
-                    f"{lender.name} lends this principal no credentials for {lender.table}, and the store refuses those of this process ({problem}): "
-                    "have it granted the right to read the table's data, or give this process credentials for the store"
+                    f"{lender.name} lends no credentials to this principal for {lender.table}, and the store refuses those of this process ({problem}): "
+                    "have the principal granted the right to read the table's data, or give this process credentials for the store"
                 ),
                 problem,
             )

@@ -150,7 +150,8 @@ def _tasks(
     if is_vacuumed:
         raise VersionGoneError(
             f"{where}: the changes at log position {position} were vacuumed before they were read, and are lost. Restart a stream with a new "
-            "checkpoint (lookup.stream.start = SNAPSHOT: all current rows again, and no earlier deletes), or a batch at a later lookup.changes-from. "
+            "checkpoint (with lookup.stream.start = SNAPSHOT it returns all current rows again, but not the deletes that it has missed), or a batch "
+            "at a later lookup.changes-from. "
             "In future, vacuum only changes that all readers have read"
         )
     removes = _removes(write)
@@ -227,7 +228,7 @@ _Change = tuple[int, pa.Array, pa.RecordBatch]  # (log position, kind of change 
 
 
 def _read_removed(parts: Sequence[_Changes]) -> Iterator[_Change]:
-    """The rows that delete files of commits have removed. Each file is read once, even if several tasks have rows in it."""
+    """The rows that the commits' delete files mark as deleted. Each data file is read once, even if several tasks need rows of it."""
     files: dict[str, FileVersion] = {}
     from_file: dict[str, list[tuple[_Changes, Numbers, pa.Table]]] = {}
     for part in parts:

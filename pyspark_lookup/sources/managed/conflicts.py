@@ -481,7 +481,7 @@ class KeyedRows:
                 rows,
                 int(at[np.argmax(counts > 1)]),
                 f"is in the table more than once, so it is not clear which value of {lacking[0]!r} to keep: give "
-                "the rows that column, or delete the key's rows first",
+                "the rows that column, or delete the key's rows first, which loses their values in the columns that the new rows lack",
                 names,
             )
         places = np.full(rows.num_rows, -1, np.int64)
@@ -506,15 +506,16 @@ class KeyedRows:
         """
         data = pa.schema([*definition.schema, *place_fields()])
         names = [*definition.keys, PATH, ROW]
-        versions = self._versions(files)
-        batches = self._prepare(versions, data, names, None).batches()
-        deleted_rows = pa.Table.from_batches(list(batches), pa.schema([data.field(name) for name in names]))
-        if deleted_rows.column(PATH).null_count or deleted_rows.column(ROW).null_count:
-            urls = ", ".join(redact("path", version.url) for version in versions[:3])
-            raise DamagedFileError(
-                f"one of the delete files {urls} is damaged: it has a row without a path or a position: restore the file"
-            )
-        return deleted_rows
+        prepared = self._prepare(self._versions(files), data, names, None)
+        assert isinstance(prepared, Prepared)
+        batches = []
+        for file, _, batch in prepared.place():
+            if batch.column(PATH).null_count or batch.column(ROW).null_count:
+                raise DamagedFileError(
+                    f"{redact('path', file.url)} is a damaged delete file: it has a row without a path or a position: restore the file"
+                )
+            batches.append(batch)
+        return pa.Table.from_batches(batches, pa.schema([data.field(name) for name in names]))
 
     def count_rows(
         self, definition: Definition, names: Sequence[str], file: FileVersion, keys: pa.Table | None = None

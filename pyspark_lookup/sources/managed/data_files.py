@@ -37,14 +37,15 @@ def define(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition:
     spark_columns = spark_schema(schema, origin)
     columns = pa.schema([pa.field(field.name, spark_type(field.type)) for field in spark_columns])
     if not columns.names:
-        raise SchemaError(f"{origin}: the rows have no columns, but a table needs at least one: add a column")
+        raise SchemaError(f"{origin}: no columns are given, but a table needs at least one: add a column")
     if len({key.lower() for key in keys}) < len(keys):
         raise SchemaError(f"option lookup.keys = {','.join(keys)!r} names a column twice: name each column once")
     spelled_names = {name.lower(): name for name in columns.names}
     for key in keys:
         if key.lower() not in spelled_names:
             raise SchemaError(
-                f"option lookup.keys: the rows have no column {key!r}; they have {names_shown(columns.names, key)}"
+                f"{origin}: option lookup.keys names {key!r}, which is not among the table's columns, {names_shown(columns.names, key)}: "
+                "correct the option, or add the column"
             )
     _check_names(columns)
     names = tuple(spelled_names[key.lower()] for key in keys)
@@ -128,8 +129,8 @@ def extend_definition(
     definition = state.definition
     if keys is not None and [k.lower() for k in keys] != [k.lower() for k in definition.keys]:
         raise OptionError(
-            f"option lookup.keys = {','.join(keys)!r}: {origin} was created with the keys {','.join(definition.keys) or 'none'!r}; "
-            "leave the option out"
+            f"option lookup.keys = {','.join(keys)!r}: the key columns of {origin} are {','.join(definition.keys) or '(none)'}: "
+            "leave the option out, or change them with LookupTable.alter(keys=…)"
         )
     row_names = {name.lower() for name in schema.names}
     lacking = [key for key in definition.keys if key.lower() not in row_names]
@@ -148,8 +149,8 @@ def extend_definition(
         if state.since or any(write.committed for write in state.writes.values()):
             raise
         raise SchemaError(
-            f"{problem}. (Nothing has been committed to this table yet: its columns are those of its creation or of a first write "
-            "that failed. To declare other columns, remove its directory)"
+            f"{problem}. (Nothing has been committed to this table yet: its columns are those of its creation, or of a first write "
+            "that failed or is still running. To declare other columns, make sure that nothing writes to it, and remove its directory)"
         ) from None
 
 

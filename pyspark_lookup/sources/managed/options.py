@@ -135,7 +135,7 @@ class WriteOptions(KindOptions):
     )
     compact_after: int = option(
         "lookup.write.compact-after", COUNT, 20,
-        doc="Writes: when this many of the table's writes are small enough to be compacted (256 MiB at most), a commit also compacts them. 0: commits never "
+        doc="Writes: when this many of the table's writes are small enough to be compacted (each 256 MiB at most), a commit also compacts them. 0: commits never "
             "compact (call `LookupTable.compact`).",
     )
     timeout_s: float = option(

@@ -237,7 +237,7 @@ def read_version(log: NotificationLog, table: Table, state: TableState, position
     if write_ids is not None:
         reason = f"the list of write ids {str(write_ids)!r} needs files that were compacted or vacuumed since: take a newer list (LookupTable.valid_write_ids)"
     else:
-        number = table.pinned if position is None else position
+        number = f"{table.pinned} (lookup.version)" if position is None else position
         reason = f"version {number} was vacuumed: versions from {state.oldest} on can be read"
     raise VersionGoneError(f"{redact('path', table.url)}: {reason}")
 

@@ -78,7 +78,8 @@ def vacuum(
     if older_than_s < 0 or (older_than_s < properties.KEPT_S and not force):
         raise OptionError(
             f"argument older_than = {older_than_s:g} s: give at least {properties.KEPT_S:g} s, because queries and writes under way may "
-            "need the files; if nothing reads or writes the table meanwhile, force=True allows any time from 0 on"
+            "need the files; if nothing reads or writes the table meanwhile, force=True allows any time from 0 on, but "
+            "older versions, and changes that streams have not read yet, can then no longer be read"
         )
     where = log.redacted_path
     state = log.latest()

@@ -298,7 +298,7 @@ def check_place(ufs: Ufs, url: str, enclosing: EnclosingTables) -> None:
         )
     if status is not None and (isinstance(status, FileVersion) or status.files or status.directories):
         raise NotATableError(
-            f"{url_text} holds files that format('lookupcache') did not write, so it cannot become a managed table: "
+            f"{url_text} {'is a file' if isinstance(status, FileVersion) else 'holds files'} that format('lookupcache') did not write, so it cannot become a managed table: "
             "write to another path, or write plain files with df.write.parquet and read them with lookupcache"
         )
     # A drop, vacuum or copy of the outer table would also affect the files of the new one.
@@ -470,8 +470,9 @@ class TableWriter:
             assert batch is not None
             self._context.metrics.inc("batchSkippedCount")
             _log.warning(
-                "batch %d of query %s is not written to %s: the query has already committed this batch or a later one. If new rows have "
-                "old batch ids because the query restarted from an old checkpoint, give it a new checkpoint directory",
+                "batch %d of %s is not written to %s: this batch, or a later one of that name, is already committed. If its rows are new, because "
+                "the query went back to an old checkpoint, give it a new checkpoint directory, and a new name in lookup.write.batch if that is "
+                "set. It then reads its source from the start again, so appended rows may be in the table twice",
                 batch.id,
                 batch.query,
                 self._redacted_path,

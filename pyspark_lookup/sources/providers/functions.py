@@ -200,12 +200,12 @@ class _CachingProvider(_FunctionProvider[_Function]):
 
 
 class PartialCachingLookupProvider(_CachingProvider[LookupFunction], LookupFunctionProvider):
-    """Looks up rows with a function, and caches them in a cache that the provider brings (lookup.cache=PARTIAL). `changes`: as in
+    """Looks up rows with a function, and caches them in a cache that the provider supplies (lookup.cache=PARTIAL). `changes`: as in
     `LookupFunctionProvider`."""
 
 
 class PartialCachingAsyncLookupProvider(_CachingProvider[AsyncLookupFunction], AsyncLookupFunctionProvider):
-    """Looks up rows with an asynchronous function, and caches them in a cache that the provider brings (lookup.cache=PARTIAL). `changes`: as
+    """Looks up rows with an asynchronous function, and caches them in a cache that the provider supplies (lookup.cache=PARTIAL). `changes`: as
     in `LookupFunctionProvider`."""
 
 

@@ -147,7 +147,7 @@ class Connections:
     def __init__(self, context: HostContext, name: str, at_most: int) -> None:
         self._context = context
         self._space = key_of("connections", name)
-        self._at_most = at_most
+        self.at_most = at_most
         self._own = threading.BoundedSemaphore(at_most)  # counts without a cache directory
         self._own_waiting = 0
 
@@ -157,7 +157,7 @@ class Connections:
         if disk is None:
             return self._own if self._own.acquire(blocking=False) else None
         with disk.hold("claim", self._space, _LOCK_WAIT_S) as alone:
-            if not alone or len(disk.claims(self._space, "open")) >= self._at_most:
+            if not alone or len(disk.claims(self._space, "open")) >= self.at_most:
                 return None
             return disk.create_claim(self._space, "open", b"")
 
@@ -369,7 +369,7 @@ class CallGate:
                 if (connection := connections.acquire()) is not None:
                     return connection
         raise LookupTimeoutError(
-            f"provider {self._name} was not called ({operation}): none of the connections of lookup.max-connections became free within "
+            f"provider {self._name} was not called ({operation}): all connections that lookup.max-connections = {connections.at_most} allows were in use for "
             f"lookup.async.timeout = {self._timeout_s:g} s: raise one of these options"
         )
 

@@ -41,7 +41,7 @@ from pyspark_lookup.versions.version_source import Answer, Question, SourceParts
 
 
 def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> LookupOptions:
-    """The options, completed by the provider's choices: a provider that brings a cache or a scan decides `lookup.cache`.
+    """The options, completed by the provider's choices: a provider with a cache of its own or a scan decides `lookup.cache`.
 
     Raises OptionError for options that contradict the provider.
     """
@@ -82,7 +82,10 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
         need, change = (
             ("lookup.cache = 'PARTIAL' or 'FULL'", "set that")
             if cache is CacheMode.NONE
-            else ("a cache of lookupcache, not one that the provider brings", "make the provider without its own cache")
+            else (
+                "a cache of lookupcache, not one that the provider supplies",
+                "make the provider without its own cache",
+            )
         )
         raise OptionError(
             f"option lookup.on-error = 'STALE' needs {need}, to have rows to answer with when provider {provided_table.name} fails: {change}, or set "
@@ -114,7 +117,7 @@ def _check_full(options: LookupOptions, provided_table: ProvidedTable) -> None:
     reload_options = [key for key in options.explicit if key.startswith(prefixes)]
     if provided_table.trigger is not None and reload_options:
         raise OptionError(
-            f"option {min(reload_options)}: provider {provided_table.name} brings a reload trigger of its own: remove the option"
+            f"option {min(reload_options)}: provider {provided_table.name} has its own reload trigger: remove the option"
         )
     if (
         options.version.source is MetadataSource.CACHE
@@ -122,7 +125,7 @@ def _check_full(options: LookupOptions, provided_table: ProvidedTable) -> None:
         and not options.full_cache.reloads
     ):
         raise OptionError(
-            f"option {FULL}periodic-reload.interval is missing: set it, because provider {provided_table.name} brings no reload trigger"
+            f"option {FULL}periodic-reload.interval is missing: set it, because provider {provided_table.name} has no reload trigger"
         )
 
 
@@ -138,7 +141,7 @@ def _check_partial(options: LookupOptions, provided_table: ProvidedTable) -> Non
     cache_options = [key for key in options.explicit if key.startswith("lookup.partial-cache.")]
     if cache is not None and cache_options:
         raise OptionError(
-            f"option {min(cache_options)}: provider {provided_table.name} brings a cache of its own: remove the option"
+            f"option {min(cache_options)}: provider {provided_table.name} has its own cache: remove the option"
         )
     expires = options.partial_cache.expire_after_write_s is not None
     if isinstance(cache, DefaultLookupCache):

@@ -129,7 +129,7 @@ class ProviderOptions(KindOptions):
         doc="Providers: how long a call may take, with all its retries. The limit also holds for each batch of scan(), and for the factory.",
     )
     rate_limit: Rate | None = option(
-        "lookup.rate-limit", Kind("`calls`, `calls/s`, `calls/min` or `calls/h`", parse_rate), None,
+        "lookup.rate-limit", Kind("`100/s`, `100/min`, `100/h`; `100` is per second", parse_rate), None,
         doc="Providers: the most calls that a host may begin in any second (or minute, or hour). All its processes share the limit, for all tables "
             "with the same provider, system and limit. A system is a `path`, or with `http` a server. Retries count, and so do calls to version(), changes() and scan(). Further calls wait.",
     )
@@ -224,7 +224,7 @@ class ProviderOptions(KindOptions):
         if self.provider is None:
             if retry_s is not None:
                 raise OptionError(
-                    f"option {self.retry_delay} is for tables of a provider; with the argument wait, rows of this table are looked up again in each new version: remove it"
+                    f"option {self.retry_delay} is for tables of a provider; rows that wait for this table are looked up again in each new version: remove the option"
                 )
             return
         if self.retry_predicate is not None:
@@ -239,7 +239,7 @@ class ProviderOptions(KindOptions):
             )
         if retry_s is not None and shows_changes:
             raise OptionError(
-                f"option {self.retry_delay} has no meaning with the argument wait, because waiting rows are looked up again in each new version of {self.place}: remove it"
+                f"option {self.retry_delay} has no meaning with the argument wait, because waiting rows are looked up again in each new version of {self.place}: remove the option"
             )
 
 
@@ -733,7 +733,7 @@ class ProvidedTable:
 
     @property
     def cache(self) -> LookupCache | None:
-        """The cache that the provider brings; None if it brings none."""
+        """The cache that the provider supplies; None if it supplies none."""
         provider = self._provider.latest
         if isinstance(provider, (PartialCachingLookupProvider, PartialCachingAsyncLookupProvider)):
             cache: LookupCache | None = get_attribute(self.name, provider, "cache")
@@ -742,7 +742,7 @@ class ProvidedTable:
 
     @property
     def trigger(self) -> CacheReloadTrigger | None:
-        """The reload trigger that the provider brings; None if it brings none."""
+        """The reload trigger that the provider supplies; None if it supplies none."""
         provider = self._provider.latest
         has_trigger = isinstance(provider, FullCachingLookupProvider)
         return get_attribute(self.name, provider, "reload_trigger") if has_trigger else None

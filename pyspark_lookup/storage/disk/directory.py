@@ -36,8 +36,8 @@ class PlaceTakenError(OSError):
 def open_below(root: str | os.PathLike[str], names: Sequence[str], mode: int | None = None) -> Iterator[int]:
     """A descriptor of the directory `names` below `root`. The path of `root` itself may contain links.
 
-    `mode`: the mode of missing directories, which are then made, so that they survive a crash; None: missing directories are not made. Raises
-    the errors of `descend`.
+    `mode`: missing directories are created with this mode, and synced to disk; None: they are not created, and FileNotFoundError is raised.
+    Raises the other errors of `descend`, too.
     """
     fd = descend(os.open(root, DIRECTORY), names, os.fspath(root), mode, durable=True)
     try:

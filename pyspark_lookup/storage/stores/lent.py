@@ -85,7 +85,7 @@ class LentCredentials:
         return f"LentCredentials({redact('path', self.prefix)!r})"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("lent credentials stay in the process to which they were lent")
+        raise TypeError("lent credentials must not leave the process that received them")
 
 
 class Lender(Protocol):
@@ -138,7 +138,7 @@ class CredentialHolder:
         self._tried_s = self._silent_until_s = float("-inf")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("lent credentials stay in the process to which they were lent")
+        raise TypeError("lent credentials must not leave the process that received them")
 
     def put(self, credentials: Sequence[LentCredentials], asked_s: float) -> None:
         """Keep credentials that came with another answer of the catalog. `asked_s`: when that request began (steady clock).
@@ -220,7 +220,7 @@ class CredentialHolder:
         if lent is None and loan.credentials:
             prefixes = ", ".join(redact("path", one.prefix) for one in loan.credentials)
             raise UfsPermissionError(
-                f"{redact('path', url)}: the location is not covered by the credentials that {self.name} has lent, which are for {prefixes}: "
+                f"{redact('path', url)}: the credentials that {self.name} has lent do not cover the location, only {prefixes}: "
                 "have the table's locations corrected in the catalog"
             )
         return lent

@@ -337,7 +337,8 @@ class LocalStore:
                     )
                 return self._version(local, status)
         raise UfsUnavailableError(
-            f"{redact('path', path)} was not written: its directory cannot be created, or another program removes it again and again: check which"
+            f"{redact('path', path)} was not written: another program removes its directory again and again, or a link in its path leads nowhere: stop that "
+            "program, or correct the link"
         )
 
     @staticmethod

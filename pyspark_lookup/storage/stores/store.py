@@ -82,7 +82,7 @@ class EqualityDeletes(Protocol):
 
     @property
     def compared(self) -> Hashable:
-        """A value that is equal for deletes with equal `equality`, except for the file: cheaper to compare."""
+        """A key to group deletes by, cheaper to compute than `equality`: equal for delete files that compare the same columns of the same schema."""
 
     def without_bounds(self) -> EqualityDeletes:
         """The same deletes, without the bounds of their columns."""

@@ -342,7 +342,7 @@ def test_a_table_that_names_files_of_another(lake: Lake) -> None:
     log.write_text("\n".join(map(json.dumps, ({"metaData": metadata}, {"add": add}))))
     lake.catalog.create("main.travel.mine", lake.send("mine").url, "bob")
     lake.start("bob")
-    lake.refused(UfsPermissionError, "the location is not covered", lake.table("partial", name="main.travel.mine"))
+    lake.refused(UfsPermissionError, "lent do not cover the location", lake.table("partial", name="main.travel.mine"))
 
 
 @pytest.mark.parametrize(
@@ -498,7 +498,7 @@ def test_errors_tell_apart(lake: Lake) -> None:
     elsewhere = {**lake.store.lend(lake.catalog.tables[NAME].location, 3600)}
     lent = {"aws_temp_credentials": elsewhere, "expiration_time": None, "url": "s3://elsewhere/table"}
     lake.catalog.fault = lambda method, path: (200, lent) if method == "POST" else None
-    message = "the location is not covered by the credentials that the Unity catalog 'unity' has lent"
+    message = "the credentials that the Unity catalog 'unity' has lent do not cover the location"
     lake.refused(UfsPermissionError, message)
     lake.catalog.fault = None
     lake.store.withdraw()

@@ -328,7 +328,7 @@ def judge(table: IcebergTable, cache: Path, path: Path, content: bytes) -> None:
     try:
         rows = ids(table.home, cache)
     except errors.UnreadableColumnError as problem:
-        assert "out with lookup.columns" in str(problem)  # the column is named, not the file
+        assert "name the other columns in lookup.columns" in str(problem)  # the column is named, not the file
     except errors.PysparkLookupError as problem:
         assert path.name in str(problem) or str(table.home) in str(problem), (str(problem), content)
     else:

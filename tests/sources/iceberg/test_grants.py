@@ -240,7 +240,7 @@ def test_a_principal_who_may_see_the_definition_only(world: World, mode: str) ->
         lambda: mallory.look_up(token, mode),
         lambda: read(mallory),
     ):
-        match = r"catalog 'tests' lends this principal no credentials for ns\.table, and the store refuses those of this process"
+        match = r"catalog 'tests' lends no credentials to this principal for ns\.table, and the store refuses those of this process"
         world.refused(errors.UfsPermissionError, match, act)
     # Likewise if alice may see no more than that from now on.
     world.catalog.sights.add(("alice", "ns.table"))
@@ -265,7 +265,7 @@ def test_a_table_that_names_files_of_another(world: World) -> None:
     world.catalog.grants.add(("mallory", "ns.mine"))
     mallory = world.process("mallory")
     reader = mallory.open("partial", name="ns.mine")
-    world.refused(errors.UfsPermissionError, "the location is not covered", lambda: mallory.scanned(reader))
+    world.refused(errors.UfsPermissionError, "lent do not cover the location", lambda: mallory.scanned(reader))
 
 
 @pytest.mark.parametrize("prefix", ["s3://b/t", "s3://b/t/", "s3a://b", "s3"])
@@ -283,7 +283,10 @@ def test_credentials_for_another_place_are_no_consent(world: World) -> None:
     alice = world.process()
     token, read = alice.issue("partial"), alice.plan("partial")
     assert alice.look_up(token, "partial") == read(alice) == [1, 2, 3]
-    for prefix, lives_s, refusal in (("s3://elsewhere/x", 3600.0, "is not covered"), (None, -100.0, "Bad Request")):
+    for prefix, lives_s, refusal in (
+        ("s3://elsewhere/x", 3600.0, "lent do not cover the location"),
+        (None, -100.0, "Bad Request"),
+    ):
         world.catalog.prefix, world.catalog.lives_s = prefix, lives_s
         world.catalog.grants.add(("mallory", "ns.table"))
         mallory = world.process("mallory")
@@ -648,7 +651,7 @@ def test_a_location_that_is_not_covered(world: World, is_stated: bool) -> None:
     alice = world.process()
     if is_stated:
         world.catalog.prefix = other_table.url
-        error = r"not covered by the credentials that the Iceberg catalog 'tests' has lent, which are for s3://.*/table"
+        error = r"credentials that the Iceberg catalog 'tests' has lent do not cover the location, only s3://.*/table"
     else:
         lend = world.store.lend
         world.store.lend = lambda url, lives_s: lend(f"{url}/elsewhere", lives_s)  # type: ignore[method-assign]

@@ -1,5 +1,6 @@
 """Compactions and vacuums: what they fold and remove, what they leave alone, and what readers see of them."""
 
+import dataclasses
 import itertools
 import logging
 import shutil
@@ -17,6 +18,7 @@ from pyspark_lookup.sources.managed.conflicts import KeyedRows
 from pyspark_lookup.sources.managed.log import TableState, WriteMode
 from pyspark_lookup.sources.managed.log.log import state_from_json, state_to_json
 from pyspark_lookup.sources.registry import parse_options
+from pyspark_lookup.versions.model import PATH
 from tests.support.managed_tables import (
     DAY_S,
     MODES,
@@ -174,7 +176,7 @@ def test_keys_that_were_changed(site: Site) -> None:
     table.upsert(rows(2, name="new"))
     table.alter(keys=["name"])
     site.resize(compact_bytes=20_000)
-    with pytest.raises(errors.WriteConflictError, match=r"key columns have changed.*restore the former keys, compact"):
+    with pytest.raises(errors.WriteConflictError, match=r"key columns have changed.*alter\(keys=…\), compact"):
         table.compact()
     table.alter(keys=["id"])
     table.compact()
@@ -184,6 +186,24 @@ def test_keys_that_were_changed(site: Site) -> None:
     table.compact()
     assert list_ids(table.scan()) == list(range(500))
     assert len(site.committed()) == 1
+
+
+def test_a_damaged_delete_file(site: Site) -> None:
+    """Of many delete files, the one with a row that names no deleted row is named."""
+    table = site.created(OFF)
+    table.write(rows(1, 2, 3))
+    for id_ in (1, 2, 3):
+        table.delete(pa.table({"id": [id_]}))
+    state, options = site.state(), parse_options(site.options("a", OFF))
+    keyed_rows = site.runtime.engine(options).managed._parts(options)[2]
+    files = list(state.deletes(state.valid_write_ids()))
+    assert len(keyed_rows.read_delete_files(state.definition, files)) == 3
+    damaged = site.path / files[1].path
+    marks = pq.read_table(damaged)
+    pq.write_table(marks.set_column(marks.schema.get_field_index(PATH), PATH, pa.nulls(1, pa.string())), damaged)
+    files[1] = dataclasses.replace(files[1], size=damaged.stat().st_size)
+    with pytest.raises(errors.DamagedFileError, match=rf"{files[1].path} is a damaged delete file"):
+        keyed_rows.read_delete_files(state.definition, files)
 
 
 def test_commits_compact(site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

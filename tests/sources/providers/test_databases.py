@@ -373,7 +373,7 @@ def test_mariadb_values_that_are_no_time(mariadb: Database) -> None:
     assert table.get(2)[0]["d"] == datetime.date(2024, 1, 1)
     with pytest.raises(
         LookupFunctionError,
-        match=r"column .*'d.* has a value that is not of type date32.*0000-00-00.*convert it in lookup.query",
+        match=r"column .*'d.* has a value that is not of type date32.*0000-00-00.*convert it in a SELECT in lookup.query",
     ):
         table.get(1)
 
@@ -440,6 +440,13 @@ def test_sqlite_values_of_other_types(sqlite: Database) -> None:
         match=r"key column 'i' cannot be compared as int32 in the database: declare it in lookup.schema as BIGINT",
     ):
         sqlite.table(name, "i", {"lookup.schema": "i INT, t STRING"})
+    dated = sqlite.create("at DATETIME", "('2024-01-31 12:00:00')")
+    with pytest.raises(
+        OptionError, match=r"key column 'at' .*: read the table with lookup.query instead of lookup.table"
+    ):
+        sqlite.table(dated, "at")
+    with pytest.raises(OptionError, match=r"key column 'at' .* in the database: cast the column in lookup.query"):
+        sqlite.query(f"SELECT * FROM {dated}", "at")
     with pytest.raises(
         LookupFunctionError, match=r"cannot be read with option lookup.query: .*syntax error.*: check lookup.query"
     ):

@@ -209,7 +209,7 @@ def test_a_scan_is_a_connection_and_the_wait_for_one_ends(desk: Desk, gate: thre
     connection = Connections(host(desk.cache_dir, desk.clock), key_of(name, ""), 1).acquire()
     assert connection is not None
     whole_table = desk.table(name, {"lookup.max-connections": 1, "lookup.async.timeout": "1 s"})
-    with pytest.raises(LookupTimeoutError, match=r"lookup\.max-connections"):
+    with pytest.raises(LookupTimeoutError, match=r"connections that lookup\.max-connections = 1 allows were in use"):
         whole_table.get(1)
     connection.release()
     assert names(whole_table, 1) == ["Alice"]

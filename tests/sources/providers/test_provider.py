@@ -181,7 +181,7 @@ def test_columns_that_cannot_be_read(desk: Desk) -> None:
     schema = make_schema(name=pa.string(), at=pa.time64("us"), A=pa.int64(), a=pa.int64())
     name = desk.name(lambda context: provider(users(), schema))
     for options, says in (
-        ({}, r"column 'at': type time64.*\(provider .*provider_1:make\).* out with lookup.columns"),
+        ({}, r"column 'at': type time64.*\(provider .*provider_1:make\).* without 'at': name the other columns"),
         ({"lookup.columns": "id, a"}, "columns 'A' and 'a' differ at most in letter case"),
         ({"lookup.keys": "at"}, "column 'at': type time64"),
     ):
@@ -224,7 +224,7 @@ REFUSED: list[tuple[Make, list[tuple[Options, str]]]] = [
     ]),
     (keyed(cache=lasting), [(NONE, r"has no version\(\) that tells when rows have changed")]),
     *((keyed(cache=Plain, kind=kind), [
-        (PARTIAL, "lookup.partial-cache.expire-after-write: provider .* brings a cache of its own"),
+        (PARTIAL, "lookup.partial-cache.expire-after-write: provider .* has its own cache"),
         (FULL, "lookup.cache = 'FULL': provider .* works only with 'PARTIAL'"),
     ]) for kind in ("sync", "async")),
     (Whole().versioned, [

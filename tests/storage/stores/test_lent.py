@@ -229,9 +229,8 @@ def test_the_longest_prefix() -> None:
         ("s3://b", 0),
     ):
         assert holder.select(url) is bank.lent[place]
-    with pytest.raises(
-        UfsPermissionError, match=r"abfs://c@a\.dfs/x.* not covered by the credentials that the catalog has lent"
-    ):
+    message = r"abfs://c@a\.dfs/x: the credentials that the catalog has lent do not cover the location, only "
+    with pytest.raises(UfsPermissionError, match=message):
         holder.select("abfs://c@a.dfs/x")
     assert holder.select("file:///x") is holder.select("/x") is None
     assert bank.loans == 1
@@ -245,7 +244,7 @@ def test_they_stay_in_the_process() -> None:
         assert "SESAME42" not in text
     for secret in (lent, holder):
         for copied in (pickle.dumps, copy.copy, copy.deepcopy):
-            with pytest.raises(TypeError, match="stay in the process"):
+            with pytest.raises(TypeError, match="must not leave the process"):
                 copied(secret)
 
 

@@ -199,7 +199,9 @@ def parse_event(data: bytes, position: int, origin: str) -> Event:
     try:
         kind = _KINDS.get(as_text(document["kind"]))
         if kind is None:
-            raise ValueError(f"it is of the unknown kind {show(document['kind'])}")
+            raise NotSupportedError(
+                f"{origin} is an event of the kind {show(document['kind'])}, which this release does not know: use a newer pyspark_lookup"
+            )
         head = (
             as_count(document["position"]),
             parse_table_id(document["table"]),
@@ -207,17 +209,19 @@ def parse_event(data: bytes, position: int, origin: str) -> Event:
             as_number(document["at"]),
         )
         if head[0] != position:
-            raise ValueError(f"it is event {head[0]} and not {position}, as its name says")
+            raise ValueError(f"its position is {head[0]}, but its name says {position}")
         body = {name: read(document[name]) for name, read in _BODIES[kind].items() if name in document}
         unknown = document.keys() - body.keys() - _HEAD
         if unknown:  # a later release may have added a field that changes the meaning of the event
-            raise ValueError(f"it has the unknown field {min(unknown)!r}")
+            raise NotSupportedError(
+                f"{origin} has the field {min(unknown)!r}, which this release does not know: use a newer pyspark_lookup"
+            )
         return kind(*head, **body)
     except UNREADABLE as problem:
         raise DamagedFileError(f"{origin} is not an event of a table's log: {describe_fault(problem)}") from None
 
 
-RESTORE = "restore this file, or drop the table, which loses its rows"
+RESTORE = "restore this file, or remove the table's directory, which loses its rows"
 
 
 def seal(document: Mapping[str, Any]) -> bytes:
@@ -387,7 +391,7 @@ class EventFiles:
             if own_id is None or any(event.table_id == own_id for _, event in self.read(list(files.values()))):
                 raise DamagedFileError(
                     f"{redact('path', self.url)}: the log lacks event {position + len(events) + 1} but has event {min(files)}: "
-                    "restore the missing file, or drop the table, which loses its rows"
+                    "restore the missing file, or remove the table's directory, which loses its rows"
                 )
         return events
 

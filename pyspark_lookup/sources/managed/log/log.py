@@ -214,7 +214,7 @@ def state_from_json(record: Mapping[str, Any], origin: str) -> TableState:
 def _parse_write(row: Any) -> TableWrite:
     id_, mode, allocated_at, ended_at, committed, files, deletes, replaces, (least, rank), vacuumed, nonce = row
     if not isinstance(committed, bool) or not isinstance(vacuumed, bool) or not isinstance(mode, str):
-        raise ValueError(f"write {id_!r}: its mode is not a text, or a flag is not true or false")
+        raise ValueError(f"write {id_!r}: its mode is not text, or a flag is not true or false")
     return TableWrite(
         as_count(id_),
         WriteMode(mode),
@@ -586,7 +586,7 @@ class NotificationLog:
             state = state.advance(event for _, event in events[1:])
         except DamagedFileError as problem:
             raise DamagedFileError(
-                f"{self.redacted_path}: {problem}: restore the file of that event, or drop the table, which loses its rows"
+                f"{self.redacted_path}: {problem}: restore the file of that event, or remove the table's directory, which loses its rows"
             ) from None
         self._keep(state, None, events[-1][0])
         return state

@@ -514,7 +514,7 @@ class TableState:
         if write.mode is WriteMode.OVERWRITE and self.keyed_by > write_id:
             # The rows of both writes would be visible, some with the same keys.
             raise WriteConflictError(
-                f"write {write_id}, an overwrite, began before write {self.keyed_by}, which wrote by key and is committed: write again"
+                f"write {write_id}, an overwrite, began before write {self.keyed_by}, which is a committed upsert or delete: write again"
             )
         if write.mode is WriteMode.OVERWRITE:
             self._check_compactions(write_id)

@@ -110,7 +110,9 @@ class _AdbcConnection(Connection):
         try:
             kind = spark_type(field.type)
         except SchemaError as problem:
-            reason = f"{source.label}: column {field.name!r}: {problem} (a cast in lookup.query can help)"
+            reason = (
+                f"{source.label}: column {field.name!r}: {problem} (a SELECT in lookup.query that casts it can help)"
+            )
             return Column(field.name, unreadable_type(reason), raw, raw, findable=False)
         integer = pa.types.is_integer(kind)
         return Column(field.name, field.type, raw, raw, exact=integer or pa.types.is_date(kind), ordered=integer)

@@ -36,7 +36,10 @@ class _Translation:
         self._parameters = parameters
 
     def translate(self, predicate: Predicate) -> str | None:
-        """The SQL of a predicate; None if the database cannot decide it. Adds its parameters."""
+        """A condition in SQL that holds for each row for which the predicate does, and maybe for others; None if no such condition excludes a row.
+
+        Appends the values that the condition compares with to the parameters.
+        """
         if isinstance(predicate, And):
             parts = [sql for part in predicate.parts if (sql := self.translate(part)) is not None]
             return f"({' AND '.join(parts)})" if parts else None

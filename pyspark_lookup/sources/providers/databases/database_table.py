@@ -201,7 +201,9 @@ class DatabaseTable:
                 advice = (
                     f"declare it in lookup.schema as {type_ddl(spark_type(key.type))}, its type there"
                     if key.findable and self._declared is not None
-                    else "cast it in lookup.query, to text for instance"
+                    else "cast the column in lookup.query, e.g. to text"
+                    if self._options.table is None
+                    else "read the table with lookup.query instead of lookup.table, and cast the column there, e.g. to text"
                 )
                 raise OptionError(
                     f"{self._source.label} of {self._database.address.place}: key column {key.name!r} cannot be compared as "
@@ -337,7 +339,7 @@ class _Versions:
         except pa.ArrowException:
             pass
         raise FinalLookupError(
-            f"option lookup.version-query returned a value of the type {value.type}: cast it to a text or a number in the statement"
+            f"option lookup.version-query returned a value of the type {value.type}: cast it to text or a number in the statement"
         )
 
     def changes(self, since: str) -> pa.Table | None:

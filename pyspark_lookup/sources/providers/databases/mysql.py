@@ -279,7 +279,7 @@ def _array(values: Sequence[Any], column: Column, source: Source) -> pa.Array:
     except pa.ArrowInvalid as problem:  # such as the day 0000-00-00
         raise_ours(
             SchemaError(
-                f"{source.label}: column {column.name!r} has a value that is not of type {column.type} ({problem}): correct it, or convert it in lookup.query"
+                f"{source.label}: column {column.name!r} has a value that is not of type {column.type} ({problem}): correct it, or convert it in a SELECT in lookup.query"
             ),
             problem,
         )

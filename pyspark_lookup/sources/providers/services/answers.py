@@ -63,7 +63,7 @@ class AnswerReader:
         rows = [row for row in (value if isinstance(value, list) else [value]) if row is not None]
         for row in rows:
             if not isinstance(row, dict):
-                raise ValueError(f"{show(row)} is not an object with a value for each column")
+                raise ValueError(f'{show(row)} is not a JSON object: each row must be one, such as {{"id": 1}}')
         columns = []
         for field in self.schema:
             values = [_get(row, field.name) for row in rows]

@@ -38,7 +38,9 @@ class RequestTemplate:
     def check(self, keys: Sequence[str]) -> None:
         """Raise OptionError unless requests name each of the columns `keys`, and no other column."""
         names = [*self._url.names, *self._names_in_body]
-        option, text = (URL, self._url.text) if self._body_text is None else (BODY, self._body_text)
+        allowed = {_KEYS} if self.batch else {name for name in names if name.lower() in {key.lower() for key in keys}}
+        is_url_wrong = not allowed.issuperset(self._url.names)
+        option, text = (URL, self._url.text) if self._body_text is None or is_url_wrong else (BODY, self._body_text)
         if not self.batch:
             check_names(option, text, names, keys)
         elif set(names) != {_KEYS}:

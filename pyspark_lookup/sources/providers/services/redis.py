@@ -114,11 +114,15 @@ def parse_address(path: str) -> urllib.parse.SplitResult:
         port = parts.port
     except ValueError:
         parts, port = urllib.parse.urlsplit(""), -1
-    if parts.password is not None or parts.query:
-        problem = "holds a password" if parts.password is not None else "has parameters"
+    if parts.password is not None:
         raise OptionError(
-            f"option path is a URL that {problem}; make it {parts.scheme}://host:port/database, and set REDISCLI_AUTH on the machines that connect, "
+            f"option path is a URL that holds a password; make it {parts.scheme}://host:port/database, and set REDISCLI_AUTH on the machines that connect, "
             f"or let {CREDENTIALS} return the password"
+        )
+    if parts.query:
+        raise OptionError(
+            f"option path is a URL that has parameters, which are not accepted: make it {parts.scheme}://host:port/database (rediss:// for TLS); a "
+            f"password belongs in REDISCLI_AUTH on the machines that connect, or in what {CREDENTIALS} returns"
         )
     database = parts.path.removeprefix("/")
     is_server = port != -1 and parts.scheme in ("redis", "rediss") and parts.hostname
