@@ -168,7 +168,7 @@ def test_a_provider_that_keeps_the_rules(function: Any) -> None:
 
 @pytest.mark.nightly
 def test_a_provider_without_versions_and_one_without_lookups() -> None:
-    """A provider without versions, and one without lookups, pass, with a client that must not be used before a fork; so does one that brings a cache."""
+    """A provider without versions, and one without lookups, pass, with a client that must not be used before a fork; so does one that supplies a cache."""
     shelf = Shelf()
 
     def unversioned(context: LookupContext) -> LookupProvider:
