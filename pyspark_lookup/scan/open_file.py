@@ -38,6 +38,7 @@ from pyspark_lookup.columnar.types import (
     widens,
 )
 from pyspark_lookup.columnar.variants import assemble
+from pyspark_lookup.core.decoding import describe_fault
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import DamagedFileError, SchemaError, UfsError, raise_ours
 from pyspark_lookup.options.conf_file import redact
@@ -271,7 +272,7 @@ def _array(column: pa.Array, planned: pa.DataType, stored: StoredColumn, name: s
             return assemble(column)
         except (ValueError, TypeError, NotImplementedError) as problem:  # Arrow's exceptions are among these
             error = SchemaError(
-                f"column {name!r} of {redact('path', origin)} has an invalid VARIANT: {problem}: write the file again, or leave the column out with lookup.columns"
+                f"column {name!r} of {redact('path', origin)} has an invalid VARIANT: {describe_fault(problem)}: write the file again, or leave the column out with lookup.columns"
             )
             raise_ours(error, problem)
     if pa.types.is_struct(planned) and pa.types.is_struct(column.type):

@@ -41,8 +41,8 @@ from pyspark_lookup.spark.worker_errors import errors_without_traceback
 from pyspark_lookup.versions.model import Table
 
 _NEW_CHECKPOINT = (
-    "a new checkpoint: the stream then begins at lookup.stream.start, by default with all current rows. It returns rows again that it has returned "
-    "before, but not the deletes and updates that it has missed"
+    "a new checkpoint: the stream then begins at lookup.stream.start, by default with all current rows, also those that it has returned before, but "
+    "not with the deletes that it has missed"
 )
 _LIMITS: Mapping[Any, str] = {ReadMaxRows: "max_rows", ReadMaxFiles: "max_files", ReadMaxBytes: "max_bytes"}
 

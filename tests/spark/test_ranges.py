@@ -329,7 +329,7 @@ def test_what_matches_refuse(spark: SparkSession, tmp_path: Path) -> None:
         ({"starts_with": {"ip": "low"}}, "argument starts_with: 'low' is int32; prefixes must be text or binary"),
         ({"starts_with": {"ip": "text"}, "cidr": {"ip": "text"}}, "arguments cidr and starts_with: give only one of them"),
         ({"starts_with": {"ip": "text"}, "strategy": "broadcast"}, "argument starts_with needs strategy='cache'"),
-        ({"starts_with": {"ip": "text"}, "options": MODES["partial"]}, "lookup.cache = 'PARTIAL' caches rows by key, and a lookup by starts_with alone"),
+        ({"starts_with": {"ip": "text"}, "options": MODES["partial"]}, "lookup.cache = 'PARTIAL' caches rows by key, and a lookup with only the argument starts_with"),
         ({"starts_with": {"ip": "text"}, "options": {"lookup.range.bounds": "][", **FULL}}, r"lookup.range.bounds = '\]\['"),
     ]  # fmt: skip
     for arguments, words in refused:

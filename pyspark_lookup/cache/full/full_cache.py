@@ -446,7 +446,7 @@ class FullCache:
             self.schedule.ensure()
             raise ReloadFailedError(
                 f"the last reload of {self._url} failed, and lookup.full-cache.on-reload-failure = FAIL refuses older answers until a reload succeeds: "
-                f"{state.error}. Correct the cause and call reload(), or set lookup.full-cache.on-reload-failure = KEEP to answer from the last snapshot"
+                f"{state.error.rstrip('. ')}. Correct the cause and call reload(), or set lookup.full-cache.on-reload-failure = KEEP to answer from the last snapshot"
             )
         elif self._is_stale(state):
             self.schedule.ensure()
@@ -653,7 +653,7 @@ class FullCache:
             took_s, version_count = clock.steady_s() - steady_s, len(state.versions)
             self._load_log.failed(started_s, took_s, problem, version_count, state.failures)
             is_gone = isinstance(problem, CHANGED_KIND) and self.kinds.forget_kind(self.table)
-            failures, error = state.failures + 1, foreign_text(str(problem))[:500]
+            failures, error = state.failures + 1, foreign_text(str(problem) or type(problem).__name__)[:500]
             self._leave(dataclasses.replace(state, failures=failures, error=error, gone=is_gone))
             raise
         seconds, failures, latest = clock.steady_s() - steady_s, state.failures, state.latest

@@ -506,16 +506,22 @@ class KeyedRows:
         """
         data = pa.schema([*definition.schema, *place_fields()])
         names = [*definition.keys, PATH, ROW]
-        prepared = self._prepare(self._versions(files), data, names, None)
-        assert isinstance(prepared, Prepared)
-        batches = []
-        for file, _, batch in prepared.place():
-            if batch.column(PATH).null_count or batch.column(ROW).null_count:
-                raise DamagedFileError(
-                    f"{redact('path', file.url)} is a damaged delete file: it has a row without a path or a position: restore the file"
-                )
-            batches.append(batch)
-        return pa.Table.from_batches(batches, pa.schema([data.field(name) for name in names]))
+
+        def read(versions: Sequence[FileVersion]) -> pa.Table:
+            batches = self._prepare(versions, data, names, None).batches()
+            return pa.Table.from_batches(list(batches), pa.schema([data.field(name) for name in names]))
+
+        def is_damaged(rows: pa.Table) -> bool:
+            return bool(rows.column(PATH).null_count or rows.column(ROW).null_count)
+
+        versions = self._versions(files)
+        deleted_rows = read(versions)
+        if is_damaged(deleted_rows):
+            damaged = next(version for version in versions if is_damaged(read([version])))
+            raise DamagedFileError(
+                f"{redact('path', damaged.url)} is a damaged delete file: it has a row without a path or a position: restore the file"
+            )
+        return deleted_rows
 
     def count_rows(
         self, definition: Definition, names: Sequence[str], file: FileVersion, keys: pa.Table | None = None

@@ -44,8 +44,7 @@ def define(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition:
     for key in keys:
         if key.lower() not in spelled_names:
             raise SchemaError(
-                f"{origin}: option lookup.keys names {key!r}, which is not among the table's columns, {names_shown(columns.names, key)}: "
-                "correct the option, or add the column"
+                f"{origin}: the key column {key!r} is not among the columns ({names_shown(columns.names, key)}): correct lookup.keys, or add the column"
             )
     _check_names(columns)
     names = tuple(spelled_names[key.lower()] for key in keys)

@@ -7,7 +7,8 @@ import dataclasses
 import itertools
 import json
 import time
-from collections.abc import Iterable
+import types
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,13 @@ def history(table_id: str, commits: int) -> list[Event]:
     return events
 
 
+def later_bytes(event: Event, more: Mapping[str, Any] = types.MappingProxyType({"hidden": []})) -> bytes:
+    """An event as a later release may write it."""
+    fields = json.loads(event_bytes(event))
+    del fields["crc"]
+    return seal({**fields, **more})
+
+
 def build_state(events: Iterable[Event], page: int = PAGE) -> TableState:
     first, *more = events
     assert isinstance(first, log.Create)
@@ -91,11 +99,10 @@ def test_events_round_trip(event: Event, data: st.DataObject) -> None:
         parse_event(event_bytes(event).replace(b'"format":1', b'"format":2', 1), event.position, "the-file")
     with pytest.raises(errors.DamagedFileError, match="the-file"):
         parse_event(event_bytes(event), event.position + 1, "the-file")
-    fields = json.loads(event_bytes(event))
-    del fields["crc"]
-    for more in ({"hidden": []}, {"kind": "hidden"}):  # of a later release: what it says would be ignored
+    modes = [{"mode": "hidden"}] if isinstance(event, Allocate) else []
+    for more in ({"hidden": []}, {"kind": "hidden"}, *modes):  # of a later release: what it says would be ignored
         with pytest.raises(errors.NotSupportedError, match=r"the-file .*'hidden'.*newer pyspark_lookup"):
-            parse_event(seal({**fields, **more}), event.position, "the-file")
+            parse_event(later_bytes(event, more), event.position, "the-file")
     blob = bytearray(event_bytes(event))
     blob[data.draw(st.integers(0, len(blob) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     # Also where what is left is an event: of another write, with other files.
@@ -418,6 +425,24 @@ def test_a_table_that_was_recreated(place: Place, cache_dir: Path, commits: int,
         assert [host.cost(), Process(place, cache_dir / f"{count}-{question}").cost()] == [HEADS, HEADS]
         place.drop()
         assert host.log.latest() is None
+
+
+def test_a_later_release_beside_this_one(place: Place, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the host's record of the log has what this release does not know, the store is asked. If the log has it, the error advises no loss."""
+    events = history("t", 2)
+    place.write_events(events[:5])
+    other = Process(place, cache_dir)
+    assert other.latest().position == 5
+    place.write_events(events[5:])
+    with monkeypatch.context() as later:
+        later.setattr("pyspark_lookup.sources.managed.log.log.event_bytes", later_bytes)
+        assert other.latest().position == 7
+    assert state_to_json(Process(place, cache_dir).latest()) == state_to_json(build_state(events))
+    place.files.pipe({place.name(7): later_bytes(events[6])})
+    with pytest.raises(
+        errors.DamagedFileError, match=r"0007\.json has the field 'hidden'.*: use a newer pyspark_lookup$"
+    ):
+        Process(place, cache_dir / "other").latest()
 
 
 def test_a_writer_that_was_slow_to_remember(place: Place, cache_dir: Path) -> None:

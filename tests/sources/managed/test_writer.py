@@ -34,7 +34,7 @@ def test_the_first_write_creates_the_table(site: Site) -> None:
     site.table().write(pa.table({"NAME": ["b"], "ID": pa.array([3], pa.int16())}))
     site.table().write(pa.table({"id": pa.array([4], pa.int32())}))
     assert site.table().scan() == pa.table({"id": [1, 2, 3, 4], "name": ["a", "a", "b", None]}, SCHEMA)
-    with pytest.raises(errors.SchemaError, match=r"table2: option lookup\.keys names 'key', .* id, name:"):
+    with pytest.raises(errors.SchemaError, match=r"table2: the key column 'key' is not among the columns \(id, name\)"):
         site.table({"lookup.keys": "key", "path": f"{site.path}2"}).write(rows(1))
     assert not Path(f"{site.path}2").exists()
 

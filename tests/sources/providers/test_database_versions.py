@@ -194,7 +194,7 @@ def test_a_snapshot_as_version(postgres: Database) -> None:
     assert table.get(1) == [{"id": 1, "n": 2}]
     for value in ("pg_current_snapshot()", "gen_random_uuid()", "interval '1 day'"):
         with pytest.raises(
-            LookupFunctionError, match=r"lookup.version-query returned a value of the type .*: cast it to a text"
+            LookupFunctionError, match=r"lookup.version-query returned a value of the type .*: cast it to text"
         ):
             postgres.table(name, "id", PARTIAL, {"lookup.version-query": f"SELECT {value}"}).get(1)
 

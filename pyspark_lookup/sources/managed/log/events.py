@@ -41,6 +41,15 @@ PAGE = 250
 _SEAL_BYTES = len(',"crc":"01234567"}')
 
 
+class LaterReleaseError(DamagedFileError, NotSupportedError):
+    """A file of the log has what this release does not know, though its checksum is right. The handlers of damaged files handle it, too: the host's own
+    records are read anew, an answer that is at hand is kept, and the outcome of a commit stays unknown."""
+
+
+class _UnknownError(ValueError):
+    """What of an event this release does not know."""
+
+
 class WriteMode(enum.Enum):
     """The effect of a committed write on the rows of the table.
 
@@ -193,15 +202,14 @@ def event_bytes(event: Event) -> bytes:
 def parse_event(data: bytes, position: int, origin: str) -> Event:
     """The event in a file's content. `origin` names the file in errors.
 
-    Raises NotSupportedError for an event of a later format, DamagedFileError for content that is not an event of this position.
+    Raises LaterReleaseError for an event that only a later release can have written, DamagedFileError for content that is not an event of this
+    position.
     """
     document = parse(data, origin)
     try:
         kind = _KINDS.get(as_text(document["kind"]))
         if kind is None:
-            raise NotSupportedError(
-                f"{origin} is an event of the kind {show(document['kind'])}, which this release does not know: use a newer pyspark_lookup"
-            )
+            raise _UnknownError(f"the kind {show(document['kind'])}")
         head = (
             as_count(document["position"]),
             parse_table_id(document["table"]),
@@ -213,10 +221,12 @@ def parse_event(data: bytes, position: int, origin: str) -> Event:
         body = {name: read(document[name]) for name, read in _BODIES[kind].items() if name in document}
         unknown = document.keys() - body.keys() - _HEAD
         if unknown:  # a later release may have added a field that changes the meaning of the event
-            raise NotSupportedError(
-                f"{origin} has the field {min(unknown)!r}, which this release does not know: use a newer pyspark_lookup"
-            )
+            raise _UnknownError(f"the field {min(unknown)!r}")
         return kind(*head, **body)
+    except _UnknownError as what:
+        raise LaterReleaseError(
+            f"{origin} has {what}, which this release does not know: use a newer pyspark_lookup"
+        ) from None
     except UNREADABLE as problem:
         raise DamagedFileError(f"{origin} is not an event of a table's log: {describe_fault(problem)}") from None
 
@@ -245,7 +255,7 @@ def parse(data: bytes, origin: str) -> dict[str, Any]:
     if document["format"] <= FORMAT and not data.endswith(_seal(memoryview(data)[:-_SEAL_BYTES])):
         raise DamagedFileError(f"{origin} is damaged: the checksum at its end is not that of its content")
     if document["format"] > FORMAT:
-        raise NotSupportedError(
+        raise LaterReleaseError(
             f"{origin} has format version {document['format']}, and this release reads {FORMAT} at most: use a newer pyspark_lookup"
         )
     return document
@@ -283,6 +293,13 @@ def parse_definition(record: Any) -> Definition:
 def parse_files(records: Any) -> tuple[DataFile, ...]:
     """The files that an event or a checkpoint lists. Raises TypeError or ValueError for malformed records."""
     return tuple(DataFile(_parse_path(path), as_count(size), as_count(rows)) for path, size, rows in records)
+
+
+def _parse_mode(value: Any) -> WriteMode:
+    try:
+        return WriteMode(as_text(value))
+    except ValueError:
+        raise _UnknownError(f"the write mode {show(value)}") from None
 
 
 def _parse_path(value: Any) -> str:
@@ -325,7 +342,7 @@ def _batch(value: Any) -> Batch:
 _HEAD = {"format", "table", "position", "kind", "nonce", "at", "crc"}
 _BODIES: dict[type[Event], dict[str, Any]] = {
     Create: {"definition": parse_definition, "page": as_positive},
-    Allocate: {"write_id": _write_id, "mode": WriteMode},
+    Allocate: {"write_id": _write_id, "mode": _parse_mode},
     Write: {"write_id": _write_id, "files": parse_files, "deletes": parse_files, "replaces": _write_ids},
     Commit: {"write_id": _write_id, "definition": parse_definition, "batch": _batch},
     Abort: {"write_id": _write_id, "reason": as_text},
@@ -417,6 +434,8 @@ class EventFiles:
             (reread_text,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
         try:
             return parse_event(reread_text, position, redact("path", file.url))
+        except LaterReleaseError:
+            raise
         except DamagedFileError as problem:
             raise DamagedFileError(f"{problem}: {RESTORE}") from None
 
