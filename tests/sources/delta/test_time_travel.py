@@ -47,7 +47,7 @@ def test_each_version_has_a_time(tmp_path: Path) -> None:
         for after in (datetime.timedelta(0), DAY - datetime.timedelta(milliseconds=1)):
             assert read_ids(table, cache, BEGIN + day * DAY + after) == [*range(day + 1)]
     assert read_ids(table, cache, BEGIN + 10000 * DAY) == [*range(4)]
-    with pytest.raises(VersionGoneError, match=r"lookup\.timestamp.* 0, is of 2026-03-01T00:00:00\+00:00"):
+    with pytest.raises(VersionGoneError, match=r"lookup\.timestamp.* 0, dates from 2026-03-01T00:00:00\+00:00"):
         read_ids(table, cache, BEGIN - DAY)
     # Times as `versions` shows them name these versions, also where the clock went back in between.
     cache = tmp_path / "late"

@@ -112,7 +112,7 @@ def test_an_append_beside_an_upsert_stays(site: Site) -> None:
     table.upsert(rows(1, name="new"))
     writer.commit(append, write_ids(writer, append, 5))
     assert {(row["id"], row["name"]) for row in table.scan().to_pylist()} == {(1, "new"), (5, "a")}
-    with pytest.raises(WriteConflictError, match="by key"):
+    with pytest.raises(WriteConflictError, match="a committed upsert or delete"):
         writer.commit(overwrite, write_ids(writer, overwrite, 6))
     delete = writer.begin(keys.schema, WriteMode.DELETE)
     overwrite = writer.begin(rows().schema, WriteMode.OVERWRITE)

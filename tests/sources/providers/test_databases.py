@@ -339,7 +339,7 @@ def test_values_and_keys_of_every_type(database: Database) -> None:
     keys = {}
     for number, (kind, _, arrow, value) in enumerate(cases):
         if kind in NO_KEYS.get(database.scheme, ()):
-            with pytest.raises(OptionError, match=rf"key column 'c{number}' .* cast it in lookup.query"):
+            with pytest.raises(OptionError, match=rf"key column 'c{number}' .* cast the column there"):
                 database.table(name, f"c{number}")
         elif not pa.types.is_nested(arrow):
             keys[f"c{number}"] = pa.array([value], arrow)
