@@ -253,9 +253,9 @@ class MatchedRanges:
             if self._match.kind is MatchKind.AS_OF
             else "NARROWEST to take the smallest range, NEWEST for the one that begins last, or ALL for all of them"
         )
-        match_value = "are valid at" if self._match.kind is MatchKind.AS_OF else "match the value"
+        verb = "are valid at" if self._match.kind is MatchKind.AS_OF else "match the value"
         return OverlapError(
-            f"{len(rows):,} rows{of_key} {match_value} {show(value)}, e.g. ({first}) and ({second}): correct the table, or set lookup.overlap = {advice}"
+            f"{len(rows):,} rows{of_key} {verb} {show(value)}, e.g. ({first}) and ({second}): correct the table, or set lookup.overlap = {advice}"
         )
 
 

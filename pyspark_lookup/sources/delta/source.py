@@ -830,20 +830,18 @@ class DeltaColumns(FileColumns):
 
     def _name_vectors(self, rows: Numbers) -> pa.Array:
         """`DeletionVector.name` for each of the files at `rows`; for a file without a vector, the name means nothing."""
-        if not len(rows):
-            return pa.array([], pa.string())  # without `_paths`, which a table without vectors never needs
         vector_ids, paths = (values.take(as_indices(rows)) for values in (self._vectors, self._paths))
         return pc.binary_join_element_wise(vector_ids, paths, "#")
 
     @cached_property
     def _paths(self) -> pa.Array:
-        """The files' paths below the table; the URLs of files elsewhere."""
+        """The files' paths below the table; the URLs of files elsewhere, and of all files if none has a deletion vector, whose name needs a path."""
+        if not self.has_deletes.any():
+            return self.urls
         prefix = f"{self._files.table_url}/"
         return pc.if_else(pc.starts_with(self.urls, prefix), pc.utf8_slice_codeunits(self.urls, len(prefix)), self.urls)
 
     def encode_vectors(self, rows: Numbers) -> tuple[pa.Array, pa.Array] | None:
-        if not len(rows):
-            return pa.array([], pa.string()), pa.array([], pa.string())
         paths, descriptors = (
             values.take(as_indices(rows)) for values in (self._paths, self._in_order(self._base.descriptors))
         )

@@ -517,9 +517,9 @@ class KeyedRows:
         versions = self._versions(files)
         deleted_rows = read(versions)
         if is_damaged(deleted_rows):
-            damaged = next(version for version in versions if is_damaged(read([version])))
+            damaged_file = next(version for version in versions if is_damaged(read([version])))
             raise DamagedFileError(
-                f"{redact('path', damaged.url)} is a damaged delete file: it has a row without a path or a position: restore the file"
+                f"{redact('path', damaged_file.url)} is a damaged delete file: it has a row without a path or a position: restore the file"
             )
         return deleted_rows
 

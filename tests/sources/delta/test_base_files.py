@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,6 +86,20 @@ def test_a_record_has_the_vectors(
     assert make_deletes.call_count == objects
     check_record(version)
     assert sorted(reader.scan().column("id").to_pylist()) == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
+
+
+def test_a_table_without_vectors_keeps_no_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record is written, and its deletes are named, without a second copy of the URLs."""
+    monkeypatch.setattr(DeltaSource, "mapped_from", 5)
+    write_deltalake(str(tmp_path / "t"), pa.table({"id": [1, 2, 3, 4, 5, 6], "p": list("abcdef")}), partition_by=["p"])
+    reader = opened(tmp_path / "t", tmp_path / "cache")
+    version = reader._engine().reader.resolver.discover(reader._options)[1]
+    assert isinstance(version.files, ColumnFiles)
+    columns = version.files.columns
+    assert isinstance(columns, DeltaColumns)
+    check_record(version)
+    assert len(version.files.delete_names) == 0
+    assert columns._paths is columns.urls
 
 
 def test_statistics_in_many_parts_become_one(monkeypatch: pytest.MonkeyPatch) -> None:

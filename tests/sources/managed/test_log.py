@@ -443,6 +443,9 @@ def test_a_later_release_beside_this_one(place: Place, cache_dir: Path, monkeypa
         errors.DamagedFileError, match=r"0007\.json has the field 'hidden'.*: use a newer pyspark_lookup$"
     ):
         Process(place, cache_dir / "other").latest()
+    place.files.pipe({f"{place.path}/_lookup/checkpoints/{10**20 - 7:020d}.json": b'{"format":2}'})
+    with pytest.raises(errors.NotSupportedError, match="format version 2, and this release reads 1 at most"):
+        Process(place, cache_dir / "third").latest()
 
 
 def test_a_writer_that_was_slow_to_remember(place: Place, cache_dir: Path) -> None:

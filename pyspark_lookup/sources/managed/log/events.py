@@ -42,12 +42,12 @@ _SEAL_BYTES = len(',"crc":"01234567"}')
 
 
 class LaterReleaseError(DamagedFileError, NotSupportedError):
-    """A file of the log has what this release does not know, though its checksum is right. The handlers of damaged files handle it, too: the host's own
-    records are read anew, an answer that is at hand is kept, and the outcome of a commit stays unknown."""
+    """A file of the log has what only a later release knows. What handles damaged files handles it, too: the host's own records are read anew, an
+    answer that is at hand is kept, and the outcome of a commit stays unknown."""
 
 
 class _UnknownError(ValueError):
-    """What of an event this release does not know."""
+    """An event has something that this release does not know. The text names it."""
 
 
 class WriteMode(enum.Enum):
@@ -223,9 +223,9 @@ def parse_event(data: bytes, position: int, origin: str) -> Event:
         if unknown:  # a later release may have added a field that changes the meaning of the event
             raise _UnknownError(f"the field {min(unknown)!r}")
         return kind(*head, **body)
-    except _UnknownError as what:
+    except _UnknownError as problem:
         raise LaterReleaseError(
-            f"{origin} has {what}, which this release does not know: use a newer pyspark_lookup"
+            f"{origin} has {problem}, which this release does not know: use a newer pyspark_lookup"
         ) from None
     except UNREADABLE as problem:
         raise DamagedFileError(f"{origin} is not an event of a table's log: {describe_fault(problem)}") from None

@@ -52,6 +52,7 @@ from pyspark_lookup.sources.managed.log.events import (
     DataFile,
     Event,
     EventFiles,
+    LaterReleaseError,
     WriteMode,
     definition_json,
     event_bytes,
@@ -89,7 +90,8 @@ class Checkpoints:
         return f"{self._directory}/{10**DIGITS - position:0{DIGITS}d}.json"  # so that a listing shows the newest first
 
     def newest_first(self) -> Iterator[TableState]:
-        """The states in the checkpoints, the newest first. A damaged or vanished checkpoint is skipped, with a logged warning."""
+        """The states in the checkpoints, the newest first. A damaged or vanished checkpoint is skipped, with a logged warning. Raises
+        LaterReleaseError for a checkpoint of a later format."""
         for at_most in (_CHECKPOINTS_KEPT, None):
             try:
                 files = self._ufs.list_files(self._directory, after="", at_most=at_most)
@@ -99,6 +101,8 @@ class Checkpoints:
                 try:
                     (data,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
                     yield parse_state(data, redact("path", file.url))
+                except LaterReleaseError:
+                    raise  # older checkpoints and events may be trimmed, and would then seem to be missing
                 except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
                     _log.warning(
                         "a checkpoint of the log cannot be read; reading an older one, or the log from its beginning: %s",

@@ -38,8 +38,8 @@ class RequestTemplate:
     def check(self, keys: Sequence[str]) -> None:
         """Raise OptionError unless requests name each of the columns `keys`, and no other column."""
         names = [*self._url.names, *self._names_in_body]
-        allowed = {_KEYS} if self.batch else {name for name in names if name.lower() in {key.lower() for key in keys}}
-        is_url_wrong = not allowed.issuperset(self._url.names)
+        lower_keys = {key.lower() for key in keys}
+        is_url_wrong = any(name != _KEYS if self.batch else name.lower() not in lower_keys for name in self._url.names)
         option, text = (URL, self._url.text) if self._body_text is None or is_url_wrong else (BODY, self._body_text)
         if not self.batch:
             check_names(option, text, names, keys)
