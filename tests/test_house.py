@@ -35,7 +35,7 @@ KNOWN_BY = {
     "duckdb": {"sources.providers.databases.duckdb"},
     "fsspec": {"storage.stores"},
     "jmespath": {"sources.providers.services.answers"},
-    "google": {"storage.stores.lent"},
+    "google": {"storage.stores.vended"},
     "jinja2": {"cli.report"},
     "numpy": {"storage.stores.listed_files", "columnar.predicate", "columnar.buffers", "columnar.calendars", "columnar.keys", "scan.table_scan", "scan.formats.text", "scan.formats.orc", "scan.open_file", "scan.equality", "scan.merged_files", "scan.footers", "versions", "sources.delta", "sources.files", "sources.iceberg", "columnar.roaring", "cache", "sources.managed.change_feed", "sources.managed.conflicts", "sources.providers", "lookup.late_facts", "lookup.lookup_join", "lookup.lookup", "lookup.range_match", "lookup.snapshot_ranges", "columnar.ranges", "columnar.networks", "columnar.variants", "cli.advise", "testing.sample_keys"},
     "prometheus_client": {"cli.host_commands"},

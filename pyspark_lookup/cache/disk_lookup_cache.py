@@ -195,7 +195,7 @@ class DiskCacheLookupCache(LookupCache):
         rows = pa.Table.from_batches(batches, schema).combine_chunks()
         rows.validate(full=True)
         if rows.num_rows != counts.sum():
-            raise ValueError("an entry has another number of rows than its header says")
+            raise ValueError("the number of rows in an entry differs from that in its header")
         numbers = as_indices(np.repeat(np.arange(len(names)), counts))
         return CachedRows(present, rows.append_column(pa.field(KEY_INDEX, pa.int64()), numbers))
 

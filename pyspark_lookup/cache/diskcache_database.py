@@ -73,7 +73,9 @@ class Database(diskcache.Cache):  # type: ignore[misc]
         os.makedirs(directory, 0o700, exist_ok=True)
         status = os.stat(directory)
         if status.st_uid != os.geteuid():
-            raise PermissionError(f"{directory} belongs to another user: name another directory")
+            raise PermissionError(
+                f"{directory} belongs to another user: set lookup.cache.dir (or the argument directory) to another place"
+            )
         if status.st_mode & 0o077:
             raise PermissionError(f"{directory} is open to other users: chmod 700 it")
         self.refused = 0  # entries that were left out because they are not bytes

@@ -299,7 +299,7 @@ class SegmentFiles:
     def from_batch(cls, batch: pa.RecordBatch) -> SegmentFiles:
         """The files in the batch that `to_batch` made. Raises ValueError for any other batch."""
         if batch.schema != _FILE_COLUMNS or any(column.null_count for column in batch.columns):
-            raise ValueError("the list of a segment's files has other columns, or nulls")
+            raise ValueError("the columns of the list of a segment's files differ from those expected, or have nulls")
         urls, sizes, identities, rows, middles, counts = batch.columns
         if not middles.offsets.equals(counts.offsets):
             raise ValueError("a file's lists of row groups have different lengths")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -17,14 +17,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache
-from pyspark_lookup.cli.output import CACHE_DIR, JSON, OPTION, disk_space, given_options, show, typed_keys
+from pyspark_lookup.cli.output import CACHE_DIR, CLOCK, JSON, OPTION, disk_space, given_options, show, typed_keys
 from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.errors import OptionError, raise_ours
+from pyspark_lookup.lookup.lookup import scan_batches
 from pyspark_lookup.lookup.lookup_table import LookupTable
+from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.enums import CacheMode
+from pyspark_lookup.sources.providers.provided_tables import ProviderSource
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk import DiskSpace
 
-_READ_AT_MOST = 64 * 1024 * 1024  # bytes of files: a smaller table is read to measure its decoded rows
+# Bytes of files, or of the rows that a provider or database returns: a smaller table is read to measure its decoded rows.
+_READ_AT_MOST = 64 * 1024 * 1024
 _DECODED_SHARE = 4  # an estimate: decoded rows take this many bytes for each byte of the files
 _BATCH = 10_000  # keys that are replayed at a time
 _SIZES = 8  # cache sizes for which the trace is replayed
@@ -49,9 +54,14 @@ def advise(path: str, trace: Path | None, options: tuple[str, ...], cache_dir: s
     with LookupTable(path, given_options(options, cache_dir)) as table:
         trace_keys = None if trace is None else _read_trace(trace, table)
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        size = table.describe()["bytes"]
-        estimated = size > _READ_AT_MOST
-        decoded_bytes = size * _DECODED_SHARE if estimated else table.scan().nbytes
+        facts = table.describe()
+        is_provided = facts["kind"] in ProviderSource.kinds
+        estimated = not is_provided and facts["bytes"] > _READ_AT_MOST
+        decoded_bytes: int | None
+        if is_provided:
+            decoded_bytes = _provided_bytes({"path": path, **given_options(options, cache_dir)})
+        else:
+            decoded_bytes = facts["bytes"] * _DECODED_SHARE if estimated else table.scan().nbytes
         refused = table.metrics()["snapshotOverBudgetCount"]
         table_advice = advice(decoded_bytes, disk_space(cache_dir), memory_bytes, trace_keys, estimated, refused)
     facts = {
@@ -64,6 +74,22 @@ def advise(path: str, trace: Path | None, options: tuple[str, ...], cache_dir: s
     if not as_json:
         for size in table_advice.sizes:
             click.echo(f"  {size.max_rows:>12,} rows: {size.hit_rate:>6.1%} of {size.requests:,} keys from the cache")
+
+
+def _provided_bytes(option_texts: Mapping[str, str]) -> int | None:
+    """The bytes that the rows of a provider or database take decoded. None if it returns rows by key only; or if they take more than `_READ_AT_MOST`, and
+    can also be looked up by key."""
+    options = runtime().effective(parse_options(option_texts))
+    engine = runtime().engine(options)
+    versions, size = engine.reader.versions, 0
+    if not versions.reads_all_rows:
+        return None
+    _, batches = scan_batches(engine, engine.reader.find(options), options, None, None, CLOCK)
+    for batch in batches:
+        size += batch.nbytes
+        if size > _READ_AT_MOST and versions.looks_up_keys:
+            return None
+    return size
 
 
 def _read_trace(trace: Path, table: LookupTable) -> pa.Table:
@@ -119,14 +145,15 @@ class Advice:
 
 
 def advice(
-    decoded_bytes: int,
+    decoded_bytes: int | None,
     space: DiskSpace,
     memory_bytes: int,
     trace: pa.Table | None,
     estimated: bool = False,
     refused: int = 0,
 ) -> Advice:
-    """The recommended options for a table of `decoded_bytes`, on a host with this disk and memory (-1: unknown).
+    """The recommended options for a table of `decoded_bytes` (None: too many to be read, or unknown), on a host with this disk and memory (-1:
+    unknown).
 
     `estimated`: whether `decoded_bytes` is estimated from the size of the files. `trace`: the key columns of lookups, in order. `refused`:
     how often this host had no disk space for the table's snapshot.
@@ -136,6 +163,11 @@ def advice(
     if trace is not None and trace.num_rows:
         distinct = trace.group_by(trace.column_names).aggregate([]).num_rows
         sizes = tuple(replay(trace, size) for size in _sizes(distinct))
+    if decoded_bytes is None:
+        reasons = [
+            f"it has more than {_READ_AT_MOST / 1e6:,.0f} MB of rows, or returns them by key only, so it was not read as a whole"
+        ]
+        return Advice(_by_key(sizes, reasons), tuple(reasons), distinct, sizes)
     size_text = f"its rows take {'about ' if estimated else ''}{decoded_bytes / 1e6:,.1f} MB decoded"
     options = {"lookup.cache": CacheMode.FULL.value}
     if space.budget < decoded_bytes * _RELOAD or 0 <= space.free + space.used_bytes < decoded_bytes * _RELOAD:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -111,7 +112,7 @@ def typed_keys(keys: Sequence[str], names: Sequence[str], schema: pa.Schema, ori
 def show(facts: Mapping[str, Any], as_json: bool) -> None:
     """Print facts, as JSON or one per line."""
     if as_json:
-        click.echo(json.dumps(facts, default=_plain))
+        click.echo(_json_text(facts))
         return
     facts = {printable(name): value for name, value in facts.items()}
     width = max(map(len, facts), default=0)
@@ -126,7 +127,7 @@ def show(facts: Mapping[str, Any], as_json: bool) -> None:
 def show_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Iterable[str] | None = None) -> None:
     """Print rows, as a JSON list or as a table with these columns (None: the columns of the first row)."""
     if as_json:
-        click.echo(json.dumps(list(rows), default=_plain))
+        click.echo(_json_text(list(rows)))
         return
     names = list(columns) if columns is not None else list(rows[0]) if rows else []
     cells = [list(map(printable, names)), *([_text(row.get(name)) for name in names] for row in rows)]
@@ -169,6 +170,22 @@ def _text(value: Any) -> str:
     if isinstance(value, datetime.datetime):
         return value.isoformat(sep=" ", timespec="seconds")
     return "-" if value is None else printable(str(value))
+
+
+def _json_text(value: Any) -> str:
+    """A JSON document. Floats that JSON lacks are the strings "NaN", "Infinity" and "-Infinity", as in Spark's to_json."""
+    try:
+        return json.dumps(value, default=_plain, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), default=_plain, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {_finite(name): _finite(part) for name, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def _plain(value: Any) -> Any:

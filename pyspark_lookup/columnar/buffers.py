@@ -77,7 +77,7 @@ class ColumnSizes:
         elif has_offsets(self.kind):
             if self.children[0].rows > _INT32_AT_MOST:
                 raise NotSupportedError(
-                    f"the values of column {self.column!r} ({self.kind}) have {self.children[0].rows} elements together, and a snapshot holds "
+                    f"the values of column {self.column!r} ({self.kind}) have {self.children[0].rows} elements in total, and a snapshot holds "
                     f"{_INT32_AT_MOST} at most: leave the column out with lookup.columns, or set lookup.cache = NONE"
                 )
             sizes[f"{self.name}.offsets"] = (self.rows + 1) * 4

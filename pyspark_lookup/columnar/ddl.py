@@ -59,7 +59,7 @@ def parse_columns(text: str) -> pa.Schema:
         if not isinstance(column, exp.ColumnDef) or not isinstance(column.kind, exp.DataType):
             raise ValueError(f"{_EXPECTED}; not {show(column.sql(dialect='spark'))}")
         if column.constraints:
-            raise ValueError(f"only a name and a type for each column; {show(column.sql(dialect='spark'))} says more")
+            raise ValueError(f"only a name and a type for each column, not {show(column.sql(dialect='spark'))}")
         if column.name.lower() in fields:
             raise ValueError(f"each column once; {show(column.name)} is named twice")
         kind = _to_arrow_type(column.kind)

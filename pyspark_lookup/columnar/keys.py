@@ -235,7 +235,7 @@ def comparable(kind: pa.DataType, other_kind: pa.DataType) -> bool:
 def accepts(column: pa.DataType, keys: pa.DataType) -> bool:
     """Whether keys of the type `keys` can be looked up in a column of the type `column`.
 
-    They can if the column's type has all values of the keys' type, or if the two types compare without a loss.
+    They can if neither type is nested, and the column's type has all values of the keys' type or the two types compare without loss.
     """
     return (widens(keys, column) and not pa.types.is_nested(column)) or comparable(keys, column)
 
@@ -429,7 +429,7 @@ def as_indices(rows: Numbers) -> pa.Array:
 
 
 def offsets_and_data(array: pa.Array) -> tuple[Numbers, Numbers]:
-    """(position at which each row's text or binary value begins in the bytes, and at last the end of the last row, as int64; the bytes)."""
+    """(the position in the bytes at which each row's text or binary value begins, followed by the end of the last row, as int64; the bytes)."""
     wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     _, offsets, data = array.buffers()
     width = np.dtype(np.int64 if wide else np.int32)
@@ -918,7 +918,8 @@ def key_numbers(rows: pa.Table) -> Numbers:
 
 
 def take_requested(rows: pa.Table, requested_keys: Numbers) -> pa.Table:
-    """For each of `requested_keys`, the rows with this number in `KEY_INDEX`. The numbers may repeat, and the rows come in their order.
+    """For each of `requested_keys`, the rows with this number in `KEY_INDEX`. The numbers may repeat. The rows come in the order of
+    `requested_keys`.
 
     In the result, `KEY_INDEX` is instead the position of the number in `requested_keys`. `rows`: ordered by `KEY_INDEX`.
     """

@@ -182,7 +182,7 @@ class IsNull:
 
 @dataclasses.dataclass(frozen=True)
 class NullSafeEqual:
-    """`column <=> value`, never null."""
+    """`[NOT] column <=> value`. The result is never null."""
 
     column: str
     value: Any

@@ -170,8 +170,11 @@ def _coerce_timestamp(field: pa.Field, value: Any) -> datetime.datetime:
     if isinstance(value, datetime.datetime) and zoned == (value.tzinfo is not None):
         try:
             return value.astimezone(datetime.timezone.utc) if zoned else value
-        except OverflowError:  # year 0 or 10000 in UTC
-            pass
+        except OverflowError:
+            raise PredicateError(
+                f"option lookup.where: {_show_literal(value)} for column {field.name!r} is outside the years 1 to 9999 in UTC: give a time within "
+                "them"
+            ) from None
     need = "with its zone, e.g. '2024-01-31 12:00:00+00:00'" if zoned else "without a zone, e.g. '2024-01-31 12:00:00'"
     raise PredicateError(
         f"option lookup.where: give {_show_literal(value)} for column {field.name!r} as a timestamp {need}"

@@ -35,7 +35,9 @@ MOST_NESTED = 100
 """The deepest nesting of a column's type. Arrow's own limit is about 120, and Python limits the depth of recursion, too."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _NOTHING = pa.string()
-PLAN_AGAIN = "plan again with a new load() or SQL statement (a catalog table: DROP TABLE, which leaves its files, and CREATE TABLE)"
+CREATE_AGAIN = "DROP TABLE, which leaves its files but loses its options, and CREATE TABLE with the same options"
+"""What errors advise if the catalog's columns or options of a table are wrong."""
+PLAN_AGAIN = f"plan again with a new load() or SQL statement (a catalog table: {CREATE_AGAIN})"
 """What errors advise after a table's columns have changed under a planned query."""
 _INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
 _LISTS = (
@@ -483,10 +485,10 @@ def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
         column = column.cast(pa.decimal128(20, 0))
     converted = pc.cast(column, kind)
     source_type = spark_type(column.type)
-    if _is_number(kind) and not (
-        widens(source_type, kind) or _are_equal(converted.cast(source_type), column.cast(source_type))
-    ):
-        raise pa.ArrowInvalid("a value would be rounded")
+    # Texts and bytes keep every value; and a text may spell a date or a boolean in several ways.
+    is_kept = is_text(kind) or is_binary(kind) or (is_text(source_type) and not _is_number(kind))
+    if not (is_kept or widens(source_type, kind) or _are_equal(converted.cast(source_type), column.cast(source_type))):
+        raise pa.ArrowInvalid("a value would change")
     return converted
 
 

@@ -31,6 +31,11 @@ class Inherited(Protocol):
 _inherited: weakref.WeakValueDictionary[int, Inherited] = weakref.WeakValueDictionary()
 
 
+def living(objects: weakref.WeakValueDictionary[Any, T]) -> list[T]:
+    """The objects that still exist. Other threads may add some meanwhile: `valuerefs` copies the references in one step, `values` does not."""
+    return [living_object for reference in objects.valuerefs() if (living_object := reference()) is not None]
+
+
 def resets_in_child(owner: Inherited) -> None:
     """Register an object. It is reset in each child that this process forks while the object exists."""
     _inherited[id(owner)] = owner
@@ -97,12 +102,12 @@ _gates: weakref.WeakValueDictionary[int, ForkGate] = weakref.WeakValueDictionary
 
 
 def _close_gates() -> None:
-    for gate in list(_gates.values()):
+    for gate in living(_gates):
         gate.before_fork()
 
 
 def _open_gates() -> None:
-    for gate in list(_gates.values()):
+    for gate in living(_gates):
         gate.after_fork()
 
 
@@ -132,7 +137,7 @@ class cached_property(Generic[T]):  # noqa: N801 # the name that functools uses
 
 def _reset_all() -> None:
     _leave_imports()
-    for owner in list(_inherited.values()):
+    for owner in living(_inherited):
         owner.reset_in_child()
     if sys.version_info < (3, 12):
         _unlock_properties()

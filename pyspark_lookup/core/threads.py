@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-from pyspark_lookup.core.forks import resets_in_child
+from pyspark_lookup.core.forks import living, resets_in_child
 
 _log = logging.getLogger("pyspark_lookup.threads")
 _END_S = (
@@ -131,7 +131,7 @@ def end_all() -> None:
     if _threads.ended.is_set():  # this is a second call: threads that still run did not stop in time at the first
         return
     _threads.ended.set()
-    for owner in list(_threads.endings.values()):
+    for owner in living(_threads.endings):
         owner.end()
     since_s, late_threads = time.monotonic(), set[_Thread]()
     # A thread may have started others just before it ended, so the set of running threads is looked at again.

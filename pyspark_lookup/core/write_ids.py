@@ -59,9 +59,9 @@ class ValidWriteIdList:
 
     @classmethod
     def parse(cls, text: str) -> ValidWriteIdList:
-        """The list in a text that `str()` wrote: `table:highWatermark:minOpen:open,…:aborted,…`, as in Hive.
+        """The list in a string that `str()` wrote: `table:highWatermark:minOpen:open,…:aborted,…`, as in Hive.
 
-        Raises ValueError for any other text. An empty text, or one that was cut off, is refused, too, because a shorter list could include
+        Raises ValueError for any other string. An empty string, or one that was cut off, is refused, too, because a shorter list could include
         more writes.
         """
         parts = text.split(":") if isinstance(text, str) else []
@@ -69,7 +69,7 @@ class ValidWriteIdList:
             raise _parse_error(text, "five parts, separated by ':'")
         name, watermark, least, opened, aborted = parts
         if not _UNESCAPED.fullmatch(name):
-            raise _parse_error(text, "the name of a table in the first part")
+            raise _parse_error(text, "a table's id in the first part")
         write_ids = cls(unquote(name), _number(text, watermark), _numbers(text, opened), _numbers(text, aborted))
         lowest = _number(text, least)
         # Hive gets this number from its caller. It is one of the open ids, but not always the least.
@@ -218,6 +218,6 @@ def _number(text: str, part: str) -> int:
 
 def _parse_error(text: str, expected: str) -> ValueError:
     return ValueError(
-        f"{text!r} is not a list of valid write ids, such as 't1:5:2:2,4:' (table, high watermark, least open id, open ids, "
+        f"{text!r} is not a list of valid write ids, such as 't1:5:2:2,4:' (table id, high watermark, least open id, open ids, "
         f"aborted ids): expected {expected}"
     )

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pyspark_lookup.columnar.types import CREATE_AGAIN
 from pyspark_lookup.core.decoding import UNREADABLE, as_text
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.options.conf_file import redact
@@ -56,8 +57,8 @@ def table_options(schema: StructType) -> dict[str, str]:
         return {as_text(key): as_text(value) for key, value in json.loads(text).items()}
     except UNREADABLE as problem:
         raise OptionError(
-            f"this table's options, which are in its schema in the catalog, cannot be read ({type(problem).__name__}): DROP the table "
-            "(its files stay) and CREATE it again"
+            f"this table's options, which are in its schema in the catalog, cannot be read ({type(problem).__name__}): "
+            f"{CREATE_AGAIN}"
         ) from None
 
 
@@ -87,7 +88,7 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
     if not stored:
         raise OptionError(
             f"table {name} is not of the format lookupcache, or has lost its options (Spark does not keep them for a table created with a column list "
-            "or AS SELECT): give the path of its files, or, under another name, CREATE TABLE … USING lookupcache OPTIONS (path '…') with that path; "
+            "or AS SELECT): give the path of its files and its options, or, under another name, CREATE TABLE … USING lookupcache OPTIONS (path '…' and its other options); "
             f"for a table in another catalog give its name, with {', '.join(sorted(CATALOG_KEYS))}"
         )
     # A table of an Iceberg catalog has no files at the location that Spark's catalog gives it.
@@ -96,10 +97,11 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
     if place is not None and not _is_same_place(
         comparable_path(place), comparable_path(stored["path"]), comparable_path(warehouse)
     ):
+        others = "".join(f", '{key}' {redact(key, text)!r}" for key, text in stored.items() if key != "path")
         raise OptionError(
             f"table {name} was created for {redact('path', stored['path'])}, and ALTER TABLE … SET LOCATION says "
-            f"{redact('path', place)}: Spark does not pass that on, so reads and writes stay at the old path. DROP TABLE {name} "
-            f"(its files stay), then CREATE TABLE {name} USING lookupcache OPTIONS (path '…')"
+            f"{redact('path', place)}: Spark does not pass that on, so reads and writes stay at the old path. DROP TABLE {name}, "
+            f"which leaves its files but loses its options, then CREATE TABLE {name} USING lookupcache OPTIONS (path '…'{others})"
         )
     return stored, None if added_columns(schema) else schema
 

@@ -24,6 +24,7 @@ from pyspark_lookup.columnar.keys import SEED, Keys, Numbers, as_array, as_indic
 from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.lookup.lookup_join import row_sizes
+from pyspark_lookup.lookup.version_token import VersionToken
 
 PARTS = 16
 _PART_BITS = 4
@@ -242,9 +243,9 @@ class _Chunk:
 
 @dataclasses.dataclass
 class WaitCounts:
-    """How many facts of a part wait after a micro-batch, how many began to wait in it, and how many stopped.
+    """How many facts of a part wait after a micro-batch, how many began to wait in it, and how many stopped, by reason.
 
-    `woken`: they have a row now. `expired`: their time was over. `crowded`: too many waited. `oldest_us`: when the fact that has waited
+    `woken`: they now have a row. `expired`: their time was up. `crowded`: too many waited. `oldest_us`: when the fact that has waited
     longest arrived; None if none waits.
     """
 
@@ -497,8 +498,9 @@ class LatePart:
                 f"{self._rules.table}: rows wait for this table in the stream's checkpoint, but with other columns or keys than the stream has "
                 "now: undo the change until no row waits, or start with a new checkpoint, which loses the waiting rows"
             )
-        # Keys may have other rows in another lookup, even in the same version.
-        self._version = (first, second) if lookup == bytes.fromhex(self._rules.lookup) else None
+        # Keys may have other rows in another lookup, even in the same version; and by now also in a version whose files were too new.
+        is_same = lookup == bytes.fromhex(self._rules.lookup) and VersionToken.from_numbers(first, second).cacheable
+        self._version = (first, second) if is_same else None
         index = from_bytes(data[_HEADER.size :], _INDEX).to_pylist()
         for entry in index:
             gone = entry.pop("gone")

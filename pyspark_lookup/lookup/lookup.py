@@ -143,7 +143,7 @@ def read_all_from_version(
         return collect_table(batches, columns, url), resolution
     if not reader.versions.reads_all_rows:
         raise OptionError(
-            f"{plan.options.place} returns rows by key only: look up by keys as well, or, if the provider is your own, make its "
+            f"{plan.options.place} returns rows by key only: give keys as well, or, if the provider is your own, make its "
             "factory return a provider with a scan"
         )
 
@@ -498,7 +498,8 @@ def _make_request(
     value_schema = pa.schema([field for field in layout.columns if field.name not in key_columns])
     # The cache also stores rows for which the predicate is false, so that it can answer queries with another predicate.
     columns = None if options.read.columns is None else sorted(layout.columns.names)
-    space = key_of("partial", table.id, options.files.keys, columns, options.files.partition)
+    bound = (options.partial_cache.expire_after_write_s,) if reader.versions.dates_rows else ()
+    space = key_of("partial", table.id, table.format, options.files.keys, columns, options.files.partition, *bound)
     selected_version = reader.versions.select(table, options, version)
     return _PartialRequest(
         space, key_schema, arrays, value_schema, key_columns, layout, selected_version, version.digest
@@ -703,6 +704,19 @@ def scan(
     clock: HostClock,
 ) -> pa.Table:
     """The rows of a version for which `lookup.where` and `predicate` are true, with the columns `columns` (None: all)."""
+    schema, batches = scan_batches(engine, resolved_table, options, columns, predicate, clock)
+    return collect_table(batches, schema, resolved_table.table.url)
+
+
+def scan_batches(
+    engine: Engine,
+    resolved_table: ResolvedTable,
+    options: LookupOptions,
+    columns: Sequence[str] | None,
+    predicate: str | None,
+    clock: HostClock,
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """(the columns of `scan`, its rows, which are read as the iterator advances)."""
     overrides: dict[str, str] = {}
     check_columns(columns)
     if columns is not None:
@@ -713,9 +727,9 @@ def scan(
     with naming("predicate"):
         predicates = [] if predicate is None else [parse_where(predicate, everything)]
     plan = planner.plan_read(resolved_table, options, selected_columns, clock, predicates)
-    planner.plan_tasks(engine.reader, resolved_table, plan)
+    planner.reads_by_key(engine.reader, plan)  # raises an error that says how to read a provider's rows
     batches = read_rows(engine.reader, plan, ReadTask(0, 1), None, resolved_table.version)
-    return collect_table(batches, plan.projection.columns, resolved_table.table.url)
+    return plan.projection.columns, batches
 
 
 def check_columns(columns: Sequence[str] | None) -> None:
@@ -787,7 +801,7 @@ def plan_keyed(resolved_table: ResolvedTable, options: LookupOptions, clock: Hos
 @dataclasses.dataclass
 class MatchedRead:
     """How rows of a resolved table that match values are read. `names`: the columns with equality keys, if there are any. `columns`: the columns of the
-    answer. `all_rows`: without keys, the rows of the last version that was read."""
+    answer. `all_rows`: without keys, the rows of the last version that was read, if they are fixed (`TableReader.has_fixed_rows`)."""
 
     names: tuple[str, ...]
     plan: ReadPlan
@@ -867,7 +881,8 @@ def rows_of_values(
     if keys is None:
         last = read.all_rows
         if last is None or last.kind != values.type or last.resolution.version.digest != resolution.version.digest:
-            read.all_rows = last = match_all(reader, plan, match, values.type, None, resolution, snapshot)
+            last = match_all(reader, plan, match, values.type, None, resolution, snapshot)
+            read.all_rows = last if reader.has_fixed_rows(plan.table, last.resolution.version) else None
         is_known = "missCount" if snapshot is None else "hitCount"
         reader.metrics.inc(is_known, len(values) - values.null_count)
         return last.find(values).select([*read.columns, KEY_INDEX])

@@ -15,6 +15,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -65,7 +66,7 @@ from pyspark_lookup.lookup.range_match import Match, MatchKind, show
 from pyspark_lookup.lookup.read import ReadPlan
 from pyspark_lookup.lookup.runtime import Engine, runtime
 from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, table_of_token
-from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, OnError
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.table_scan import all_columns
@@ -81,6 +82,7 @@ _log = logging.getLogger("pyspark_lookup.join")
 # The first byte of an error message that stands in the place of a token, if the version could not be resolved.
 _FAILED = b"!"
 _MESSAGE_BYTES = 1000
+_OF_KEY_CACHES = re.compile(r"lookup\.(cache$|partial-cache\.|on-error$)")
 _SAMPLE = 1000  # how many keys are examined to find out whether keys repeat
 _VERSIONS_AT_MOST = 2  # how many versions stay open: the current version and the one before
 _CAUGHT = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, DamagedFileError, ReloadFailedError)
@@ -92,7 +94,8 @@ class LookupSpec:
 
     `options`: those of the table. `keys`: the table's key columns, in the order of the arguments, and in the arguments' types (if these are not
     known, in the table's types). `columns`: the table's columns to read; the first of them are returned, with the names `names`. `match`: how the
-    last argument, which is then no key, matches some of these columns.
+    last argument, which is then no key, matches some of these columns. `caches_keys`: whether a partial cache may answer, as options say; False:
+    only one that the provider supplies.
     """
 
     options: Mapping[str, str]
@@ -100,6 +103,7 @@ class LookupSpec:
     columns: pa.Schema
     names: tuple[str, ...]
     match: tuple[MatchKind, tuple[str, ...]] | None = None
+    caches_keys: bool = True
 
     @property
     def argument_names(self) -> list[str]:
@@ -120,14 +124,25 @@ class LookupSpec:
     def to_json(self) -> list[Any]:
         """The spec as a JSON value, for tasks. Equal specs have equal values."""
         match = None if self.match is None else [self.match[0].value, self.match[1]]
-        return [dict(self.options), text_of_schema(self.keys), text_of_schema(self.columns), self.names, match]
+        schemas = text_of_schema(self.keys), text_of_schema(self.columns)
+        return [dict(self.options), *schemas, self.names, match, self.caches_keys]
 
     @classmethod
     def from_json(cls, fields: Sequence[Any]) -> LookupSpec:
         """The spec that `to_json` returned as a list."""
-        options, keys, columns, names, match = fields
+        options, keys, columns, names, match, caches_keys = fields
         kind = None if match is None else (MatchKind(match[0]), tuple(match[1]))
-        return cls(options, schema_of_text(keys), schema_of_text(columns), tuple(names), kind)
+        return cls(options, schema_of_text(keys), schema_of_text(columns), tuple(names), kind, caches_keys)
+
+    def parse_options(self) -> LookupOptions:
+        """The options, with those of this host's conf file."""
+        read, conf = dict(self.options), conf_file_options()
+        if not self.caches_keys:  # and without STALE, which needs a cache
+            read, conf = (
+                {key: text for key, text in layer.items() if not _OF_KEY_CACHES.match(key.lower())}
+                for layer in (read, conf)
+            )
+        return parse_options(read, conf=conf)
 
 
 def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
@@ -172,14 +187,18 @@ def _token_of_columns(columns: Sequence[pa.Array], row: int) -> bytes:
 
 @dataclasses.dataclass
 class _OpenVersion:
-    """A version that this process has opened for lookups. `names`: the key columns. `all_rows`: kept for lookups without keys."""
+    """A version that this process has opened for lookups. `names`: the key columns. `all_rows`: kept for lookups without keys.
+
+    `is_lasting`: whether later executions with the same token may use it. False: it is for `execution` only, because it is a newer version than
+    the token names, or because its rows may change although the token stays the same (`TableReader.has_fixed_rows`).
+    """
 
     plan: ReadPlan
     names: list[str]
     resolution: Resolution
     snapshot: Snapshot | None
     execution: Execution | None
-    is_token_version: bool = True  # False: this is a newer version than the token names, and is for `execution` only
+    is_lasting: bool
     all_rows: AllRows | None = None
     ranges: LastRanges = dataclasses.field(default_factory=LastRanges)
 
@@ -239,8 +258,7 @@ class Lookup:
 
     def __init__(self, spec: LookupSpec, session: Mapping[str, str]) -> None:
         self.spec = spec
-        spec_options = parse_options(spec.options).on_host(session)
-        self._options = runtime().effective(spec_options)
+        self._options = runtime().effective(spec.parse_options().on_host(session))
         self._engine: Engine = runtime().engine(self._options)
         self._versions: collections.OrderedDict[bytes, _OpenVersion] = collections.OrderedDict()
         self._lock = threading.Lock()
@@ -393,13 +411,17 @@ class Lookup:
         if resolution.version.digest != open_version.resolution.version.digest:
             with self._lock:
                 open_version.resolution = resolution._replace(decided_here=False)
-                open_version.is_token_version, open_version.execution = False, execution
+                open_version.is_lasting, open_version.execution = False, execution
 
     def _get_version(self, token: bytes, execution: Execution | None) -> _OpenVersion:
         with self._lock:
             open_version = self._versions.get(token)
-            if open_version is None or (not open_version.is_token_version and open_version.execution != execution):
-                open_version = self._versions[token] = self._open(token, execution)
+            if open_version is None or (not open_version.is_lasting and open_version.execution != execution):
+                open_version = self._open(token, execution)
+                version = open_version.resolution.version
+                # Without an execution, rows that may change would be kept for ever.
+                if execution is not None or self._engine.reader.has_fixed_rows(open_version.plan.table, version):
+                    self._versions[token] = open_version
                 while len(self._versions) > _VERSIONS_AT_MOST:
                     self._versions.popitem(last=False)
                 return open_version
@@ -419,8 +441,10 @@ class Lookup:
         names = resolve_names(self._options.files.keys or (), everything, "lookup.keys")
         plan = planner.plan_read(resolved_table, self._options, self.spec.columns, runtime().clock)
         resolution = Resolution(resolved_table.version, decided_here=False)
-        is_token_version = resolved_table.version.digest == version_token.digest
-        return _OpenVersion(plan, names, resolution, self._snapshot(plan, resolution), execution, is_token_version)
+        is_lasting = resolved_table.version.digest == version_token.digest and reader.has_fixed_rows(
+            resolved_table.table, resolved_table.version
+        )
+        return _OpenVersion(plan, names, resolution, self._snapshot(plan, resolution), execution, is_lasting)
 
     def _snapshot(self, plan: ReadPlan, resolution: Resolution, wait_s: float | None = None) -> Snapshot | None:
         reader = self._engine.reader
@@ -773,7 +797,7 @@ class LookupPass:
             )
 
     def _key(self, arguments: Sequence[pa.Array], row: int) -> str:
-        """The keys of a row as a text for errors, without keys that come from earlier lookups."""
+        """The keys of a row, as text for errors, without keys that come from earlier lookups."""
         names_by_place = {
             place: name
             for stage in reversed(self.spec.stages)

@@ -177,18 +177,28 @@ WritingMode = Literal["append", "overwrite", "upsert"]
 _MODES = {mode.value: mode for mode in (WriteMode.APPEND, WriteMode.OVERWRITE, WriteMode.UPSERT)}
 
 
-def write_mode(mode: str) -> WriteMode:
-    """The write mode with that name. Raises OptionError for any other name."""
+def write_mode(mode: str, options: LookupOptions) -> WriteMode:
+    """The write mode with that name; an append with `lookup.write.mode` = upsert is an upsert. Raises OptionError for any other name."""
     member = _MODES.get(mode.lower()) if isinstance(mode, str) else None
     if member is None:
         raise OptionError(f"argument mode = {mode!r}: give 'append', 'overwrite' or 'upsert'")
-    return member
+    is_upsert = options.kind(WriteOptions).is_upsert(member is WriteMode.OVERWRITE)
+    return WriteMode.UPSERT if is_upsert else member
 
 
 def check_no_batch(options: LookupOptions, operation: str) -> None:
     """Raise OptionError for `lookup.write.batch`, which `operation` would ignore."""
     if options.kind(WriteOptions).batch is not None:
         raise OptionError(f"option lookup.write.batch is for single writes of rows, not for {operation}: remove it")
+
+
+def check_no_where(options: LookupOptions, call: str) -> None:
+    """Raise OptionError for `lookup.where`: writes also replace and delete rows that a reader with this option does not see."""
+    if options.read.where is not None:
+        raise OptionError(
+            f"option lookup.where = {options.read.where!r} is for reads and does not limit which rows {call} replaces or deletes: call {call} on a "
+            "LookupTable without this option, such as LookupTable(path)"
+        )
 
 
 class Transaction:
@@ -201,6 +211,7 @@ class Transaction:
 
     def __init__(self, engine: Engine, options: LookupOptions, clock: HostClock) -> None:
         check_no_batch(options, "a transaction")
+        check_no_where(options, "transaction")
         # A version that only this transaction sees would waste space in a cache.
         self._options = options.with_values({"lookup.cache": CacheMode.NONE})
         self._engine = engine
@@ -216,7 +227,7 @@ class Transaction:
     def write(self, rows: RowsLike, mode: WritingMode = "append") -> None:
         """Write rows, like `LookupTable.write`. An overwrite also replaces the rows that this transaction has written before."""
         self._check_open()
-        how = write_mode(mode)
+        how = write_mode(mode, self._options)
         arrow_rows = as_arrow_rows(rows, lambda: self._engine.managed.schema(self._options), how is WriteMode.UPSERT)
         if isinstance(arrow_rows, pa.Table) and not arrow_rows.num_rows and how is not WriteMode.OVERWRITE:
             return
@@ -423,7 +434,7 @@ class LookupTable:
         `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by the names of the key columns.
 
         With one of the other arguments, a value, the rows that match it: `between` finds rows in whose range it lies (`lookup.range`), `cidr`
-        the networks of an address (`lookup.cidr`), `starts_with` the prefixes of a text (`lookup.starts-with`), and `as_of` rows that are
+        the networks of an address (`lookup.cidr`), `starts_with` the prefixes of a string (`lookup.starts-with`), and `as_of` rows that are
         valid at a time (`lookup.valid-from`). Beside it, a key is optional. Key columns are then those of `lookup.keys` that are not columns
         of the match. `lookup.overlap` says what happens if several rows match. None matches nothing. Raises the errors of `get_many`.
         """
@@ -536,10 +547,11 @@ class LookupTable:
         (`lookup.write.unique-keys`), NotATableError for a path with other files, NotSupportedError for a store in which a file cannot be created
         exclusively, CommitUnknownError if the store does not say whether the rows are committed, or another UfsError.
         """
-        return self._write(rows, write_mode(mode))
+        return self._write(rows, write_mode(mode, self._options))
 
     def _write(self, rows: RowsLike, how: WriteMode) -> int:
         self._check_open()
+        check_no_where(self._options, "upsert" if how is WriteMode.UPSERT else "write")
         engine = self._engine()
         arrow_rows = as_arrow_rows(rows, lambda: engine.managed.schema(self._options), how is WriteMode.UPSERT)
         with engine.committing(self._options) as writer:
@@ -594,6 +606,7 @@ class LookupTable:
         """
         self._check_open()
         check_no_batch(self._options, "a delete")
+        check_no_where(self._options, "delete")
         if (keys is None) == (where is None):
             raise OptionError(
                 "arguments keys and where: give either keys or a predicate, such as where=\"state = 'NY'\""
@@ -603,11 +616,6 @@ class LookupTable:
             with engine.committing(self._options) as writer:
                 return writer.delete(as_key_table(keys, engine.managed.keys(self._options)))
         check_argument("where", where, str, "a predicate, such as \"state = 'NY'\"")
-        if self._options.read.where is not None:
-            raise OptionError(
-                f"option lookup.where = {self._options.read.where!r} is for reads and does not limit what delete(where=…) deletes: "
-                "call delete on a LookupTable without this option"
-            )
         with naming("where"), engine.committing(self._options) as writer:
             return writer.delete_where(where)
 
@@ -646,7 +654,7 @@ class LookupTable:
         """Change this managed table's columns, keys or properties in one commit, and return the log position of this commit.
 
         `columns`: columns to add, as a schema or as text such as `country STRING`; they are null in existing rows. `keys`: the new key columns.
-        `properties`: texts to store with the table, which `describe` shows. If nothing changes, there is no commit, and the position is that of
+        `properties`: strings to store with the table, which `describe` shows. If nothing changes, there is no commit, and the position is that of
         the current version. Raises SchemaError for columns or keys that do not fit, and the errors of `write`.
         """
         self._check_open()
@@ -661,9 +669,9 @@ class LookupTable:
         check_argument("keys", keys, (list, tuple, type(None)), "a list of names of columns")
         for name in keys or ():
             check_argument("keys", name, str, "names of columns")
-        check_argument("properties", properties, (Mapping, type(None)), "a dictionary of texts")
+        check_argument("properties", properties, (Mapping, type(None)), "a dictionary of strings")
         for text in itertools.chain(*(properties or {}).items()):
-            check_argument("properties", text, str, "a dictionary of texts, such as {'lookup.log.retention': '30 d'}")
+            check_argument("properties", text, str, "a dictionary of strings, such as {'lookup.log.retention': '30 d'}")
         engine = self._engine()
         with engine.publish():
             return engine.managed.writer(self._options).alter(new_columns, keys, properties)
@@ -694,7 +702,7 @@ class LookupTable:
             full = self._full()
             latest = full.latest()
             assert self._open_table is not None
-            engine, table = self._open_table.engine, self._open_table.resolved_table.table
+            engine, table = self._engine(), self._open_table.resolved_table.table
             if latest is not None and engine.reader.kinds.source(table).is_authorised(table, latest):
                 return latest.digest
         return self.reload()

@@ -72,8 +72,8 @@ def plan_changes(engine: Engine, options: LookupOptions) -> list[tuple[ChangeTas
     for key, position, log_end in (("from", first, state.position + 1), ("to", last, state.position)):
         if position > log_end:
             raise VersionGoneError(
-                f"option lookup.changes-{key} = {position}: the newest position in the log of {redact('path', options.files.path)} is "
-                f"{state.position}: give {log_end} or less"
+                f"option lookup.changes-{key} = {position}: the log of {redact('path', options.files.path)} ends at position "
+                f"{state.position}: give {log_end}{' (the next commit)' if log_end > state.position else ''} or less"
             )
     table = engine.managed.table(options)
     return list(shares(list(changes_between(table, engine.managed.log(table.url), state, first - 1, last, False))))

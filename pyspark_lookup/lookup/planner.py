@@ -26,7 +26,7 @@ from pyspark_lookup.options.enums import CacheMode, VersionAt
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.footers import prune_files
 from pyspark_lookup.scan.open_file import Projection, Slice
-from pyspark_lookup.scan.table_scan import all_columns, cut_share
+from pyspark_lookup.scan.table_scan import all_columns, cut_shares
 from pyspark_lookup.storage.stores import FileStatistics
 from pyspark_lookup.versions.file_columns import ColumnFiles
 from pyspark_lookup.versions.model import file_sizes, select_partitions
@@ -157,21 +157,27 @@ def requested_keys(plan: ReadPlan) -> list[pa.Array] | None:
     return key_values(projection.predicate, pa.schema([everything.field(name) for name in names]))
 
 
-def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPlan) -> list[ReadTask]:
-    """The tasks of a plan: one task for rows by key, or for a small table; otherwise one for each share of the files' bytes.
-
-    `lookup.version-at` says whether the tasks read `resolved_table.version`, or find the current version when they read. By default, a single task
-    finds the version, and several tasks read the planned one. Raises OptionError if a provider returns rows by key only, and the plan does not
-    name the keys.
-    """
-    plan_keys = requested_keys(plan)
-    if plan_keys is not None:
-        return [ReadTask(0, 1, by_key=True)]
+def reads_by_key(reader: TableReader, plan: ReadPlan) -> bool:
+    """Whether the rows of a plan are looked up by key. Raises OptionError if a provider returns rows by key only, and the plan does not name the
+    keys."""
+    if requested_keys(plan) is not None:
+        return True
     if not reader.versions.reads_all_rows:
         raise OptionError(
             f"{plan.options.place} returns rows by key only: name the keys in "
             'lookup.where (e.g. "id IN (1, 2)"), use LookupTable.get, or, if the provider is your own, make its factory return a provider with a scan'
         )
+    return False
+
+
+def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPlan) -> list[ReadTask]:
+    """The tasks of a plan: one task for rows by key, or for a small table; otherwise one for each share of the files' bytes.
+
+    `lookup.version-at` says whether the tasks read `resolved_table.version`, or find the current version when they read. By default, a single task
+    finds the version, and several tasks read the planned one. Raises the error of `reads_by_key`.
+    """
+    if reads_by_key(reader, plan):
+        return [ReadTask(0, 1, by_key=True)]
     files = select_partitions(resolved_table.table, resolved_table.version, plan.options)
     if isinstance(files, ColumnFiles) and plan.options.version.at is not VersionAt.READ:
         files = prune_files(resolved_table.table, files, plan.projection)
@@ -183,7 +189,7 @@ def plan_tasks(reader: TableReader, resolved_table: ResolvedTable, plan: ReadPla
     version_at = plan.options.version.at
     if version_at is VersionAt.READ or (version_at is VersionAt.AUTO and count == 1):
         return [ReadTask(number, count) for number in range(count)]
-    shares = [cut_share(files, number, count, splittable) for number in range(count)]
+    shares = cut_shares(files, range(count), count, splittable)
     # Files without matching rows have been left out above, so tasks need no statistics.
     if isinstance(files, ColumnFiles):
         shares = [tuple(map(_without_bounds, pieces)) for pieces in shares]

@@ -79,7 +79,7 @@ def check_match_types(kind: MatchKind, columns: pa.Schema, subject: str) -> None
     names, types = columns.names, columns.types
     if kind in (MatchKind.AS_OF, MatchKind.BETWEEN) and types[0] != types[-1]:
         raise SchemaError(
-            f"{subject}: {names[0]!r} is {types[0]}, {names[1]!r} is {types[1]}; both must be of one type"
+            f"{subject}: {names[0]!r} is {types[0]}, {names[1]!r} is {types[1]}; both must have the same type"
         )
     is_bytes = [pa.types.is_string(type_) or pa.types.is_binary(type_) for type_ in types]
     if kind is MatchKind.STARTS_WITH and not is_bytes[0]:
@@ -238,7 +238,7 @@ class MatchedRanges:
         return ", ".join(values)
 
     def _bad_network(self, row: int, networks: Networks, count: int) -> DamagedFileError:
-        problem = "has bits set after its prefix" if networks.has_host_bits[row] else "is not a network"
+        problem = "has host bits set" if networks.has_host_bits[row] else "is not a network"
         return DamagedFileError(
             f"{self._name_row(row)}: {self._text(row)} {problem} (rows with this problem: {count:,}): correct the table, or set "
             "lookup.on-bad-network = SKIP, with which these rows match nothing"

@@ -43,7 +43,7 @@ from pyspark_lookup.scan.table_scan import (
     TableScan,
     all_columns,
     collect_table,
-    cut_share,
+    cut_shares,
     to_slices,
 )
 from pyspark_lookup.storage.block_cache import BlockCache
@@ -107,7 +107,7 @@ class ResolvedTable:
 
     @property
     def columns(self) -> pa.Schema:
-        """All columns, in the order of the declared schema or of the table's metadata; without these, the partition columns come last."""
+        """All columns, in the order of the declared schema or of the table's metadata. If there is neither, the partition columns come last."""
         everything = all_columns((self.data, self.partitions))
         declared, metadata = self.table.declared, self.version.metadata
         if declared is not None:
@@ -212,6 +212,11 @@ class VersionReader:
     def looks_up_keys(self) -> bool:
         """Whether `rows_by_key` returns rows."""
         return self._scan.looks_up_keys
+
+    @property
+    def dates_rows(self) -> bool:
+        """As `TableScan.dates_rows`."""
+        return self._scan.dates_rows
 
     @property
     def changed_keys(self) -> FindChanges | None:
@@ -498,7 +503,13 @@ class TableReader:
         ):
             # A job has removed files of this version. Tasks could not read these files, and could not go on with a newer version either.
             version = self.resolver.resolve_again(table, options, None, version.digest)
-        if last is not None and last.table is table and last.version.digest == version.digest and version.cacheable:
+        # Not whether the new version is cacheable: the columns of the last one were read when its files may have been too new.
+        if (
+            last is not None
+            and last.table is table
+            and last.version.digest == version.digest
+            and last.version.cacheable
+        ):
             return last if last.version is version else dataclasses.replace(last, version=version)
         (data, partitions), version = read_with_restarts(
             table,
@@ -578,7 +589,7 @@ class TableReader:
         pieces: Sequence[Slice] = (
             to_slices(files)
             if task.count == 1 and isinstance(files, ColumnFiles)
-            else cut_share(files, task.number, task.count, self.versions.splittable(plan.table))
+            else cut_shares(files, [task.number], task.count, self.versions.splittable(plan.table))[0]
         )
         if snapshot is not None:
             return self.snapshots.batches(plan, snapshot, resolution.version, pieces if task.count > 1 else None)
@@ -678,6 +689,10 @@ class TableReader:
             f"{label} of {redact('path', plan.table.url)}, which this query had chosen, is gone: {change}. Run the query again (with a new load() if "
             f"its DataFrame was planned earlier); {plan.table.how_to_keep_versions}"
         )
+
+    def has_fixed_rows(self, table: Table, version: TableVersion) -> bool:
+        """Whether each read of a version returns the same rows, so that rows may be kept for as long as the digest is the same."""
+        return version.cacheable and self.kinds.source(table).shows_changes
 
     def hold(self, table: Table, options: LookupOptions, user: object) -> None:
         """Keep the schedule of the full cache and the connection of the provider open, until `user` calls `let_go` or is garbage-collected."""

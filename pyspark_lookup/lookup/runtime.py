@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_lookup.core.clock import HostClock, Timer
-from pyspark_lookup.core.forks import ForkSafeLock
+from pyspark_lookup.core.forks import ForkSafeLock, living
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.core.threads import end_all
@@ -38,7 +38,7 @@ from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.context import HostContext, Start, in_thread
 from pyspark_lookup.storage.disk import LAYOUT, SWEEP_EVERY_S, Disk, key_of, memory_backed
 from pyspark_lookup.storage.host_metrics import Publisher
-from pyspark_lookup.storage.stores import Store, open_store, with_lent
+from pyspark_lookup.storage.stores import Store, open_store, with_vended
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.model import Table, glob_reaches, glob_root, is_glob
 from pyspark_lookup.versions.resolver import Resolver, TableKinds
@@ -282,21 +282,13 @@ class Runtime:
         """From now on, count under the id of the Spark application of which this process is a worker."""
         with self._lock:
             self._application = name
-            for publisher in self._living_publishers():
+            for publisher in living(self._publishers):
                 publisher.application = name
 
     def publish(self) -> None:
         """Publish this process's counters to the host's other processes."""
-        for publisher in self._living_publishers():
+        for publisher in living(self._publishers):  # without the lock, which a thread whose store hangs may hold
             publisher.publish()
-
-    def _living_publishers(self) -> list[Publisher]:
-        """The publishers that exist now.
-
-        Other threads may add publishers meanwhile. The list is taken in one step and without the lock, because a thread whose store hangs may
-        hold it.
-        """
-        return [publisher for ref in self._publishers.valuerefs() if (publisher := ref()) is not None]
 
     def nonce(self) -> str:
         """16 random hex digits, which no other call returns."""
@@ -346,8 +338,8 @@ class Runtime:
         return Engine(reader, ufs, context, publisher, managed, self._publish_every_s)
 
     def _open_store(self, options: LookupOptions) -> Store:
-        def open_url(url: str, with_storage: bool, lent: Mapping[str, Any] | None = None) -> Store:
-            return self._store(url, options, with_storage, lent)
+        def open_url(url: str, with_storage: bool, credential_options: Mapping[str, Any] | None = None) -> Store:
+            return self._store(url, options, with_storage, credential_options)
 
         stores = (source.open_store(options, open_url, self._shared, self.clock, self._rng) for source in SOURCES)
         return next((store for store in stores if store is not None), None) or self._store(options.files.path, options)
@@ -357,10 +349,10 @@ class Runtime:
         path: str,
         options: LookupOptions,
         with_storage: bool = True,
-        lent: Mapping[str, Any] | None = None,
+        credential_options: Mapping[str, Any] | None = None,
     ) -> Store:
-        if lent is not None:  # the caller keeps the store until the credentials are renewed
-            return open_store(path, with_lent(options.storage.parameters, lent), self.clock.wall_s)
+        if credential_options is not None:  # the caller keeps the store until the credentials are renewed
+            return open_store(path, with_vended(options.storage.parameters, credential_options), self.clock.wall_s)
         protocol = path.split("://", 1)[0] if "://" in path else "file"
         # A URL of another protocol may name a host, so there is a store for each host.
         place = path.split("://", 1)[-1].split("/", 1)[0] if protocol not in ("file", "s3", "s3a", "s3n") else ""

@@ -28,7 +28,9 @@ from pyspark_lookup.versions.resolver import TableKinds
 _DOUBLE = struct.Struct(">d")
 _BYTES = struct.Struct(">cqq")  # a mark and the two numbers
 _MARK = b"V"  # the first byte of each token; an error that stands in the place of a token begins with another byte
-_KIND_BITS = 4
+_KIND_BITS = 3
+_CHANGEABLE = 1 << _KIND_BITS  # the bit beside those of the kind: `cacheable` is False
+_LOW_BITS = _KIND_BITS + 1
 _DIGEST_DIGITS = 15
 
 
@@ -45,26 +47,30 @@ class VersionToken:
     """The version's number, in the form that `lookup.version` takes; None for kinds of tables whose versions have no numbers."""
     newest: float
     """The version's `TableVersion.newest`."""
+    cacheable: bool = True
+    """The version's `TableVersion.cacheable`. False: its rows may have changed when the next token names the same digest."""
 
     @classmethod
     def from_version(cls, kinds: TableKinds, table: Table, version: TableVersion) -> VersionToken:
         newest = max(version.newest, 0.0) if version.number is None else float(version.number)
-        return cls(kinds.names.index(table.kind), version.digest, version.number, newest)
+        return cls(kinds.names.index(table.kind), version.digest, version.number, newest, version.cacheable)
 
     def to_numbers(self) -> tuple[int, int]:
-        """The token as two BIGINTs: (the digest together with the kind, -1 - `number`, or without a number the bits of `newest`)."""
-        first = int(self.digest, 16) << _KIND_BITS | self.kind
+        """The token as two BIGINTs: (the digest, `cacheable` and the kind; -1 - `number`, or without a number the bits of `newest`)."""
+        first = int(self.digest, 16) << _LOW_BITS | (0 if self.cacheable else _CHANGEABLE) | self.kind
         second = int.from_bytes(_DOUBLE.pack(self.newest), "big") if self.number is None else -1 - self.number
         return (first - 2**64 if first >= 2**63 else first), second
 
     @classmethod
     def from_numbers(cls, first: int, second: int) -> VersionToken:
         """The token that `to_numbers` returned as two numbers."""
-        digest, kind = divmod(first % 2**64, 2**_KIND_BITS)
+        digest, low = divmod(first % 2**64, 2**_LOW_BITS)
+        kind, cacheable = low % _CHANGEABLE, low < _CHANGEABLE
         digits = f"{digest:0{_DIGEST_DIGITS}x}"
         if second < 0:
-            return cls(kind, digits, -1 - second, float(-1 - second))
-        return cls(kind, digits, None, *_DOUBLE.unpack(second.to_bytes(_DOUBLE.size, "big")))
+            return cls(kind, digits, -1 - second, float(-1 - second), cacheable)
+        (newest,) = _DOUBLE.unpack(second.to_bytes(_DOUBLE.size, "big"))
+        return cls(kind, digits, None, newest, cacheable)
 
     def to_bytes(self) -> bytes:
         """The token as bytes, for SQL functions and single values."""

@@ -18,7 +18,7 @@ _USER_PARAMETER = re.compile(r"(://[^?]*\?(?:[^#]*&)?user=)[^&#]*")
 
 
 def redact(key: str, value: object) -> str:
-    """An option's value as a text for messages: `[redacted]` for a credential, and for JSON that contains one.
+    """An option's value, as text for messages: `[redacted]` for a credential, and for JSON that contains one.
 
     A credential in a URL is hidden. In a path, a parameter `user` is hidden, too, and line breaks are escaped.
     """

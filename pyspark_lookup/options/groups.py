@@ -142,8 +142,8 @@ class CsvOptions:
         doc="CSV files: the character that escapes a quote inside quoted text: `\\` in files that Spark wrote.",
     )
     null_value: str = option(
-        "lookup.csv.null-value", Kind("text", str), "",
-        doc="CSV files: a text that means null. An unquoted empty value is always null.",
+        "lookup.csv.null-value", Kind("string", str), "",
+        doc="CSV files: the string that means null. An unquoted empty value is always null.",
     )
     encoding: str = option(
         "lookup.csv.encoding", Kind("name", parse_encoding), "utf-8",
@@ -165,13 +165,13 @@ BUILT = "lookup.built"
 """An internal option of the same reads, as JSON: the micro-batch in whose `foreachBatch` function the lookup was made, and when it was made."""
 ANY_TYPE = "lookup.any-type"
 """An internal option of reads that ask only for a table's columns: a column that Spark cannot read is VOID then, and its metadata says why."""
-OF_MATCHES = frozenset(
-    {
-        "lookup.range", "lookup.cidr", "lookup.starts-with", "lookup.valid-from", "lookup.valid-to", "lookup.overlap",
-        "lookup.range.bounds", "lookup.on-bad-network",
-    }
-)  # fmt: skip
-"""Options of lookups of rows that match a value by their range, network or prefix, or that are valid at a time."""
+OF_MATCHES = {
+    "lookup.range": "between", "lookup.cidr": "cidr", "lookup.starts-with": "starts_with", "lookup.valid-from": "as_of",
+    "lookup.valid-to": "as_of", "lookup.overlap": "as_of, between, cidr or starts_with", "lookup.range.bounds": "as_of or between",
+    "lookup.on-bad-network": "cidr",
+}  # fmt: skip
+"""Options of lookups of rows that match a value by their range, network or prefix, or that are valid at a time; for each, the arguments of a
+lookup with which it has an effect."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +240,7 @@ class ReadOptions:
     )
     on_bad_network: enums.OnBadNetwork = option(
         "lookup.on-bad-network", choice(enums.OnBadNetwork), enums.OnBadNetwork.ERROR,
-        doc="If a row's network cannot be read, or has bits set after its prefix (`10.1.2.3/8`): fail (ERROR), or let the row match nothing (SKIP).",
+        doc="If a row's network cannot be read, or has host bits set (`10.1.2.3/8`): fail (ERROR), or let the row match nothing (SKIP).",
     )
     view: enums.View = option(
         "lookup.view", choice(enums.View), enums.View.DATA,
@@ -257,7 +257,7 @@ class ReadOptions:
     )
     split_size: int = option(
         "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, default_text="128 MiB",
-        doc="A scan of more bytes than this, in all its files together, is split into tasks of about this size. It is also the "
+        doc="A scan of more than this, over all its files, is split into tasks of about this size. It is also the "
             "size up to which joins and SQL functions use the full cache by default (see `lookup.cache`).",
     )
     # fmt: on
@@ -268,7 +268,9 @@ class ReadOptions:
             raise OptionError(
                 "option lookup.valid-to has no effect without lookup.valid-from: set lookup.valid-from, too, or remove lookup.valid-to"
             )
-        if self.view not in (enums.View.DATA, enums.View.TOKEN, enums.View.CHANGES) and (self.where or self.columns):
+        # A full cache has only the columns that these options need, and the views SUMMARY and TOKEN are about that cache.
+        takes_columns = enums.View.DATA, enums.View.CHANGES, enums.View.SUMMARY, enums.View.TOKEN
+        if self.view not in takes_columns and (self.where or self.columns):
             raise OptionError(
                 f"option lookup.view = {self.view.value!r} returns columns that are not the table's: "
                 "remove lookup.where and lookup.columns, and filter the result in Spark"
@@ -301,12 +303,12 @@ class VersionOptions:
     valid_write_ids: str | None = option(
         "lookup.valid-write-ids", Kind("`table:5:2:2:4`", parse_write_ids), None,
         doc="Managed tables: read only the writes that are valid in this list, which `LookupTable.valid_write_ids` returns. It has "
-            "Hive's format: table id, high watermark, least open id, open ids, aborted ids.",
+            "Hive's format, with the table's id in place of its name: table id, high watermark, least open id, open ids, aborted ids.",
     )
     floor: str | None = option(
         "lookup.floor", Kind("`table id:log position`", parse_commit), None,
         doc="Managed tables, with CACHE: read a version that includes at least this commit. The host that has made the commit gets this "
-            "text from `LookupTable.floor`. A host's reads always include its own commits.",
+            "value from `LookupTable.floor`. A host's reads always include its own commits.",
     )
     at: enums.VersionAt = option(
         "lookup.version-at", choice(enums.VersionAt), enums.VersionAt.AUTO,
@@ -316,8 +318,9 @@ class VersionOptions:
     on_gone: enums.OnVersionGone | None = option(
         "lookup.on-version-gone", choice(enums.OnVersionGone), None, default_text="NEWER; FAIL for tables that keep versions",
         doc="If a file is replaced or removed after the query has decided which version it reads: read the newer version (NEWER), or fail (FAIL). "
-            "Exceptions: with NEWER, a scan of several tasks fails if it would mix versions. With FAIL, a scan of one task that chose the version itself "
-            "(see `lookup.version-at`) reads the newer version if it has returned no rows yet; a lookup by key whose files are gone fails.",
+            "With NEWER, a scan of several tasks may mix rows of both versions: it reads each replaced file in its new state, and fails if a file "
+            "was removed, or if several tasks share a replaced file. With FAIL, a scan of one task that chose the version itself (see "
+            "`lookup.version-at`) still reads the newer version if it has returned no rows yet.",
     )
     # fmt: on
 
@@ -374,8 +377,7 @@ def refuse_in_reads(
             raise OptionError(f"option {key} is for streams of changes (readStream): remove it")
         if key in OF_MATCHES and not matches:
             raise OptionError(
-                f"option {key} has an effect only in lookups (lookup_join, register_lookup, LookupTable.get) with as_of, between, cidr or "
-                "starts_with: remove it, or give that argument"
+                f"option {key} is for lookups with {OF_MATCHES[key]} (lookup_join, register_lookup, LookupTable.get): remove it"
             )
         if key == "lookup.on-error" and view is not enums.View.TOKEN and on_error is not enums.OnError.STALE:
             raise OptionError(
@@ -399,7 +401,7 @@ class CacheOptions:
         "lookup.cache", choice(CacheMode), CacheMode.NONE, default_text="NONE; for joins and SQL functions, FULL if the table is small",
         doc="What a host caches (FLIP-221). NONE: the parts of the files that it has read. PARTIAL: also the rows of the keys that "
             "were looked up. FULL: all rows, decoded and indexed, on local disk. If neither an option nor the conf file sets this, joins and "
-            "SQL functions use FULL for a table of files of up to `lookup.scan.split-size`, unless `lookup.metadata.source` = CACHE.",
+            "SQL functions use FULL for a table whose files have up to `lookup.scan.split-size` in total, unless `lookup.metadata.source` = CACHE.",
     )
     path: str | None = option(
         "lookup.cache.dir", Kind("path", parse_text), None, default_text="`lookupcache-<uid>` in the system's temporary directory",
@@ -568,7 +570,7 @@ class FullCacheOptions:
     )
     retain_s: float | None = option(
         "lookup.full-cache.retain", DURATION, None, default_text="10 min, or two reload intervals if that is longer",
-        doc="How long a snapshot stays on disk after a newer one has replaced it.",
+        doc="How long a snapshot stays on disk after a newer one has replaced it, unless the cache needs its space earlier.",
     )
     on_reload_failure: OnReloadFailure = option(
         "lookup.full-cache.on-reload-failure", choice(OnReloadFailure), OnReloadFailure.KEEP,

@@ -384,7 +384,7 @@ def _get_field(fields: Mapping[str, _Field], kinds: Sequence[type[KindOptions]],
     if key.startswith(STORAGE):
         raise OptionError(
             f"unknown option {key} = {redact(key, text)!r}: {STORAGE}… takes the name of one parameter of the fsspec "
-            f"filesystem, and JSON for a nested one, e.g. {STORAGE}client_kwargs = '{{\"verify\": false}}'"
+            f'filesystem, and JSON for a nested one, e.g. {STORAGE}client_kwargs = \'{{"region_name": "eu-central-1"}}\''
         )
     if field is None:
         candidates = _suggest_options(fields, kinds, key)

@@ -301,8 +301,10 @@ def parse_write_ids(text: str) -> str:
     """A list of valid write ids as text, in the spelling of `ValidWriteIdList`."""
     try:
         return str(ValidWriteIdList.parse(text.strip()))
-    except ValueError as problem:
-        raise ValueError(f"a list that LookupTable.valid_write_ids returns ({problem})") from None
+    except ValueError:
+        raise ValueError(
+            "a list that LookupTable.valid_write_ids returns, such as 't1:5:2:2,4:' (table id, high watermark, least open id, open ids, aborted ids)"
+        ) from None
 
 
 def parse_stream_start(text: str) -> StreamStart | int:

@@ -298,7 +298,7 @@ class TimedCacheReloadTrigger(DueTrigger):
 
 @dataclasses.dataclass(frozen=True)
 class Blackout:
-    """Times of day at which no reload begins. `parse_blackout` parses a `Blackout` from a text; `str` returns such a text, in a
+    """Times of day at which no reload begins. `parse_blackout` parses a `Blackout` from a string; `str` returns such a string, in a
     normal form and without `zone`.
 
     `windows` are (start, end), including the start and excluding the end; a window whose end is earlier than its start goes past midnight.

@@ -209,7 +209,7 @@ def _parse_part(schema: pa.Schema, segment: OpenSegment) -> IndexedDeletes:
     sequences = arrays.pop(_SEQUENCES)
     check_index(arrays, rows.num_rows, rows.num_rows)
     if rows.schema != schema or len(sequences) != rows.num_rows:
-        raise ValueError("it has other columns")
+        raise ValueError("its columns or rows differ from those expected")
     stored = comparable_values([one_array(column) for column in rows.columns])
     return IndexedDeletes(files, rows, sequences, KeyIndex(arrays, stored, 0))
 

@@ -207,7 +207,7 @@ def _parse(segment: OpenSegment) -> MergedFiles:
     rows, files = (open_batch(segment.regions[name]) for name in (_ROWS, _FILES))
     stored, planned = (pa.ipc.read_schema(pa.py_buffer(segment.regions[name])) for name in (_STORED, _PLANNED))
     if files.schema != _FILES_SCHEMA or not rows.schema.names == stored.names == planned.names:
-        raise ValueError("it has other columns")
+        raise ValueError("its columns differ from those expected")
     ends = as_int64(files.column(1))
     if (
         files.column(0).null_count

@@ -10,6 +10,7 @@ A row may be deleted by its position, or by its values (see `scan.equality`). Va
 from __future__ import annotations
 
 import abc
+import bisect
 import dataclasses
 import functools
 import threading
@@ -231,20 +232,29 @@ def to_slices(files: Sequence[FileVersion]) -> Sequence[Slice]:
     return WholeFiles(files) if isinstance(files, ColumnFiles) else tuple(Slice(file, 0, file.size) for file in files)
 
 
-def cut_share(files: Sequence[FileVersion], number: int, count: int, splittable: bool) -> tuple[Slice, ...]:
-    """The slices of share `number` (from 0) if files are divided into `count` shares with about equal numbers of bytes.
+def cut_shares(
+    files: Sequence[FileVersion], numbers: Iterable[int], count: int, splittable: bool
+) -> list[tuple[Slice, ...]]:
+    """The slices of the shares `numbers` (from 0) if files are divided into `count` shares with about equal numbers of bytes.
 
     A pure function, so all tasks compute the same shares. The shares are disjoint and cover every file. Only a file with the bytes of 1.5
     shares or more is cut: a file that one task reads as a whole can be read again if it is replaced, and its footer is read only once.
     """
-    ends = np.cumsum(file_sizes(files))
-    total = int(ends[-1]) if len(ends) else 0
-    if not total:  # an empty file must be opened, too, so that a damaged one is noticed
-        return tuple(to_slices(files)) if number == 0 else ()
+    ends: list[int] = np.cumsum(file_sizes(files)).tolist()
+    if not ends or not ends[-1]:  # an empty file must be opened, too, so that a damaged one is noticed
+        return [tuple(to_slices(files)) if number == 0 else () for number in numbers]
+    return [_cut_share(files, ends, number, count, splittable) for number in numbers]
+
+
+def _cut_share(
+    files: Sequence[FileVersion], ends: list[int], number: int, count: int, splittable: bool
+) -> tuple[Slice, ...]:
+    """The slices of one share. `ends`: for each file, the bytes up to its end."""
+    total = ends[-1]
     low, high = total * number // count, total * (number + 1) // count
     pieces: list[Slice] = []
-    first_file, end_file = int(np.searchsorted(ends, low)), int(np.searchsorted(ends, high)) + 1
-    start = int(ends[first_file - 1]) if first_file else 0
+    first_file, end_file = bisect.bisect_left(ends, low), bisect.bisect_left(ends, high) + 1
+    start = ends[first_file - 1] if first_file else 0
     for file in files[first_file:end_file]:
         cuts = min(max(round(file.size * count / total), 1), file.size) if splittable else 1
         # Only cuts near this share are tried: a table's log may claim any file size, and so any number of cuts.
@@ -306,6 +316,11 @@ class TableScan(abc.ABC):
     @property
     def looks_up_keys(self) -> bool:
         """Whether `rows_by_key` returns rows."""
+        return False
+
+    @property
+    def dates_rows(self) -> bool:
+        """Whether the ages that `rows_by_key` sets are right only for caches with the same `lookup.partial-cache.expire-after-write`."""
         return False
 
     @property

@@ -3,7 +3,7 @@ catalog's grants.
 
 How a source of a catalog's tables uses `Authorisations`: it calls `key` before it asks, `confirm` after an answer that lets the principal read a
 table, `withdraw` after a refusal, and `allows` in `VersionSource.is_authorised`. In `VersionSource.authorise` it asks the catalog, unless `allows` says that a process of
-this host has asked for the same principal a short time ago. How a catalog lends credentials: `storage.stores.lent`.
+this host has asked for the same principal a short time ago. How a catalog vends credentials: `storage.stores.vended`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.options.parsing import DURATION, Kind, option, parse_text
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import key_of
-from pyspark_lookup.storage.stores import CATALOG_SCHEME, CredentialHolder, LentStore, Store
+from pyspark_lookup.storage.stores import CATALOG_SCHEME, CredentialHolder, Store, VendedStore
 from pyspark_lookup.versions.model import Table
 from pyspark_lookup.versions.version_source import OpenUrl
 
@@ -98,10 +98,10 @@ def _is_table_name(path: str) -> bool:
     return len(parts) > 1 and all(parts) and "/" not in path
 
 
-class CatalogStore(LentStore):
+class CatalogStore(VendedStore):
     """The stores in which a catalog's tables lie. The table itself has the URL `catalog://<catalog>/<name>`, which no store knows.
 
-    `scope`: distinguishes the table from others, also from those of other catalogs with the same name. The other parameters are those of `LentStore`.
+    `scope`: distinguishes the table from others, also from those of other catalogs with the same name. The other parameters are those of `VendedStore`.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class CatalogStore(LentStore):
         named = options.kind(CatalogOptions)
         assert named.catalog is not None
         # Storage options are for remote stores: a catalog's tables on local disks are opened without them.
-        open_files = lambda url, lent: open_url(url, "://" in url and not url.startswith("file:"), lent)  # noqa: E731
+        open_files = lambda url, options: open_url(url, "://" in url and not url.startswith("file:"), options)  # noqa: E731
         parameters = json.dumps(options.storage.parameters, default=str)
         # With the table's name, because a table's owner decides which files it names: those of a table that a reader may not read must not come
         # from the cache.

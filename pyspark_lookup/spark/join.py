@@ -168,7 +168,7 @@ def lookup_join(
     with the same names on both sides, or a dict `{column of df: column of table}` (`s.id` is a field of a struct); by default the table's
     own keys (`lookup.keys`, from its options or its log), which must then be columns of `df`, too. `how`: `left`, `inner`, or `left_semi`
     and `left_anti` for the rows with, or without, a match. `columns`: the columns of the table to add, in that order (default: all but the
-    keys). `prefix`: a text to put before their names. If several rows of the table have the key, there is a result for each of them; a key
+    keys). `prefix`: a string to put before their names. If several rows of the table have the key, there is a result for each of them; a key
     with a null has no match.
 
     Lookups on the result of a `lookup_join` form one pass: together they cost little more than one of them. A key may be a column that an
@@ -416,7 +416,7 @@ def _explain_pass(df: DataFrame, rows: int) -> str | None:
 
 
 def explain_lookup(df: DataFrame) -> str:
-    """How each lookup in a DataFrame's plan is made, and why: its table, strategy and cache. Returns a text of several lines, to `print`.
+    """How each lookup in a DataFrame's plan is made, and why: its table, strategy and cache. Returns text of several lines, to `print`.
 
     If a table has a full cache, a Spark job asks one host whether it has disk space for it. Only the last 500 passes and broadcasts that this
     process has built can be explained.
@@ -559,7 +559,7 @@ def _time(df: DataFrame, as_of: str, table: DimensionTable, validity: tuple[str,
     if not any(test(table_arrow) for test in ordered) or not widens(df_arrow, table_arrow):
         raise SchemaError(
             f"argument as_of: {as_of!r} is {field.dataType.simpleString()}, the table's {validity[0]!r} is "
-            f"{table_type.simpleString()}, and both must be timestamps, dates or numbers, of one type: cast {as_of!r} with df.withColumn"
+            f"{table_type.simpleString()}, and both must be timestamps, dates or numbers, and have the same type: cast {as_of!r} with df.withColumn"
         )
     return _widen(path, table_type)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -156,15 +155,7 @@ def _pass_text(lookup: ChainedLookup, spec: LookupSpec) -> str:
 
 def _without_cached_misses(lookup: ChainedLookup, wait: Wait) -> LookupSpec:
     """The lookup of keys for which facts wait. If keys are looked up again after a time, it uses no partial cache, which may say they have no rows."""
-    spec = lookup.spec
-    if wait.retry_s is None:
-        return spec
-    options = {
-        key: text
-        for key, text in spec.options.items()
-        if not re.match(r"lookup\.(cache$|partial-cache\.)", key.lower())
-    }
-    return dataclasses.replace(spec, options=options)
+    return lookup.spec if wait.retry_s is None else dataclasses.replace(lookup.spec, caches_keys=False)
 
 
 def _without_watermark(field: StructField) -> StructField:

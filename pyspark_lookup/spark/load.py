@@ -22,6 +22,7 @@ from pyspark_lookup.lookup.catalog_tables import resolve_path
 from pyspark_lookup.lookup.read import ResolvedTable
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.lookup.version_token import VersionToken, table_of_token
+from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.enums import OnError, OnVersionGone, VersionAt, View
 from pyspark_lookup.options.groups import ANY_TYPE, BUILT, EXPLICIT
 from pyspark_lookup.options.lookup_options import merge_options
@@ -90,7 +91,7 @@ def _version(spark: SparkSession, options: Mapping[str, str], planned: _Planned,
         return spark.range(0, 1, 1, 1).select(*(sf.lit(None).cast(LongType()).alias(column) for column in columns))
     texts = {key: text for key, text in options.items() if key not in (EXPLICIT, BUILT)}
     # Errors of the version fail the query here, and do not become rows. The last version of a provider that fails is no error.
-    stale = texts.get("lookup.on-error", "").upper() == OnError.STALE.value
+    stale = {**conf_file_options(), **texts}.get("lookup.on-error", "").strip().upper() == OnError.STALE.value
     strict = texts if stale else merge_options(texts, {"lookup.on-error": OnError.FAIL.value})
     tables = {_VERSION: (json.dumps(strict, sort_keys=True), build)}
     return resolve_versions(spark, "version_of_table", tables).select(*columns)

@@ -212,7 +212,7 @@ def _compared_by_bytes(name: str, key: str) -> str:
     """
     kind = f"typeof({key})"  # the optimizer replaces this, and all that is computed from it, by a constant
     reason = (
-        ": Spark compares its texts by rules of that type, but the table compares bytes; before the lookup, cast it to STRING (a CHAR: "
+        ": Spark compares its values by rules of that type, but the table compares bytes; before the lookup, cast it to STRING (a CHAR: "
         "CAST(rtrim(…) AS STRING))"
     )
     message = f"concat({_literal(f'key {name!r} is ')}, {kind}, {_literal(reason)})"

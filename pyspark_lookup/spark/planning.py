@@ -246,7 +246,7 @@ def _stored_options(load_options: Mapping[str, str], schema: StructType) -> dict
         raise OptionError(
             "this table's options are lost. Spark does not keep them if the table is created with a column list or by CREATE TABLE AS "
             "SELECT, and drops them on ALTER TABLE … REPLACE COLUMNS or DROP COLUMN of the column whose metadata holds them. DROP "
-            "TABLE dim (its files stay), then CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim'). To declare the "
+            "TABLE dim (its files stay), then CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim' and its other options). To declare the "
             "columns, use the option 'lookup.schema' 'id INT, …'"
         )
     return stored
@@ -301,6 +301,7 @@ class Planning:
         columns = arrow_schema(schema)
         if (
             options.read.columns is not None
+            and options.read.view not in (View.SUMMARY, View.TOKEN)  # there, they are the columns of the table's cache
             and list(options.read.columns) != columns.names
             and resolved_table is None
             and not stored

@@ -100,8 +100,7 @@ def _facts(spark: SparkSession, options: Mapping[str, str]) -> Row:
 
 def load_view(spark: SparkSession, options: Mapping[str, str], view: View) -> DataFrame:
     """A DataFrame of a view of the table with these options (`lookup.view`)."""
-    view_options = {key: text for key, text in options.items() if key not in ("lookup.where", "lookup.columns")}
-    return load(spark, {**view_options, "lookup.view": view.value})
+    return load(spark, {**options, "lookup.view": view.value})
 
 
 def look_up(
@@ -252,10 +251,15 @@ def _without_cache(options: Mapping[str, str]) -> dict[str, str]:
         return schema_options
     schema_options.pop("lookup.keys", None)
     without = merge_options(schema_options, {"lookup.cache": CacheMode.NONE.value})
-    if without.get("lookup.metadata.source", "").strip().upper() == MetadataSource.CACHE.value:
+    everything = {**conf_file_options(), **without}
+    if "lookup.metadata.sync-interval" not in everything:
         # A table with a full cache has no interval after which to ask the store, but without a cache the interval must be set. -1 (never) is
-        # enough, because the columns of the last known version will do.
-        without.setdefault("lookup.metadata.sync-interval", "-1")
+        # enough, because the columns of the last known version will do. UFS is set for another host that plans, whose conf file may say CACHE.
+        source = without.setdefault(
+            "lookup.metadata.source", everything.get("lookup.metadata.source", MetadataSource.UFS.value)
+        )
+        if source.strip().upper() == MetadataSource.CACHE.value:
+            without["lookup.metadata.sync-interval"] = "-1"
     return without
 
 
@@ -463,7 +467,7 @@ def _validity(table: DimensionTable) -> tuple[str, ...]:
     if end_column is not None and table.column_type(start_column) != table.column_type(end_column):
         raise SchemaError(
             f"options lookup.valid-from and lookup.valid-to: {start_column!r} is {table.column_type(start_column).simpleString()}, {end_column!r} is "
-            f"{table.column_type(end_column).simpleString()}; both must be of one type"
+            f"{table.column_type(end_column).simpleString()}; both must have the same type"
         )
     if end_column is None and "lookup.overlap" in table.options:
         raise OptionError(

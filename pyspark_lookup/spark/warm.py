@@ -47,10 +47,10 @@ class _Warm:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
         count_for_application()
-        table_options = {**json.loads(self._options), **session_options()}
-        options = runtime().effective(parse_options(table_options))
+        read, session = json.loads(self._options), session_options()
+        options = runtime().effective(parse_options(read).on_host(session))
         if answers_for_host(runtime().engine(options), self._nonce, numbers[0]):
-            with LookupTable.of_stored(table_options) as table:
+            with LookupTable.of_stored({**session, **read}) as table:
                 row = {"host": socket.gethostname(), "cache_dir": str(options.cache.directory()), **_warm(table)}
             yield pa.RecordBatch.from_pylist([row], schema=parse_columns(_COLUMNS))
 

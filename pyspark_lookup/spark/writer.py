@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.lookup.runtime import runtime
-from pyspark_lookup.options.enums import KeyedWrite, View
+from pyspark_lookup.options.enums import View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.managed import Job, batch_directory
 from pyspark_lookup.sources.managed.log import Batch, DataFile, WriteMode
@@ -77,15 +77,10 @@ def _parse(options: Mapping[str, str], schema: StructType) -> LookupOptions:
 
 
 def _begin(options: LookupOptions, schema: StructType, overwrite: bool, name: str | None) -> Job:
-    if overwrite and options.kind(WriteOptions).mode is not None:
-        raise OptionError(
-            "option lookup.write.mode = 'upsert' is for Spark's append mode, and an overwrite replaces all rows: remove the option, or use "
-            "mode('append')"
-        )
+    is_upsert = options.kind(WriteOptions).is_upsert(overwrite)
     engine = runtime().engine(options)
     with engine.publish():
-        by_key = WriteMode.UPSERT if options.kind(WriteOptions).mode is KeyedWrite.UPSERT else WriteMode.APPEND
-        mode = WriteMode.OVERWRITE if overwrite else by_key
+        mode = WriteMode.OVERWRITE if overwrite else WriteMode.UPSERT if is_upsert else WriteMode.APPEND
         return engine.managed.writer(options).begin(checked_arrow_schema(schema, "to write:"), mode, name)
 
 

@@ -1,4 +1,4 @@
-"""Reads the values of partition columns from the names of Hive-style directories, `k=v`, and from records."""
+"""Reads the values of partition columns from the names of Hive-style directories, `k=v`, and from the host's JSON records."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ class ColumnFiles(Sequence[FileVersion]):
     def __getitem__(self, place: slice) -> ColumnFiles: ...
     def __getitem__(self, place: int | slice) -> FileVersion | ColumnFiles:
         if isinstance(place, slice):
-            return self.take(np.arange(len(self))[place])
+            return ColumnFiles(self.columns, self._others, self.order[place])
         row = int(self.order[place])
         return self.columns.file(row) if row >= 0 else self._others[-1 - row]
 

@@ -20,7 +20,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, Held, key_of
 from pyspark_lookup.storage.stores import SETTLED_AFTER_S
-from pyspark_lookup.storage.stores.lent import SILENT_FROM_S
+from pyspark_lookup.storage.stores.vended import SILENT_FROM_S
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.file_columns import ColumnFiles
 from pyspark_lookup.versions.listed_columns import ListedColumns, files_from_json, files_to_json, open_columns
@@ -75,11 +75,12 @@ class HostVersions:
     def _newest(self, table: Table) -> tuple[int, dict[str, Any] | None]:
         if self._context.disk is None:
             return 0, None
-        if table.id not in self._last:
+        last = self._last.get(table.id)
+        if last is None:
             if len(self._last) >= _HELD_AT_MOST:
                 self._last.clear()
-            self._last[table.id] = self._context.disk.hold_newest("table", table.id, _parse_last)
-        return self._last[table.id].get()
+            self._last[table.id] = last = self._context.disk.hold_newest("table", table.id, _parse_last)
+        return last.get()
 
     def last_digest(self, table: Table) -> str | None:
         """The digest of the table's last version; None if there is none on record."""
@@ -420,7 +421,7 @@ class HostVersions:
         try:
             if shares_silence and self._was_silent(name, since_s - self._call_s if pauses else since_s):
                 raise CatalogUnavailableError(
-                    f"{self._catalog} gave no answer to a process of this host a moment ago: try again in {self._call_s:g} s, or check its uri"
+                    f"{self._catalog} gave no answer to a process of this host a moment ago: try again in {self._call_s:g} s, or check its uri, in the table's options or this machine's configuration"
                 )
             yield
         except CatalogUnavailableError:

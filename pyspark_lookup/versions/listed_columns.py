@@ -206,6 +206,10 @@ class ListedColumns(FileColumns):
             self._disk, self.name = disk, name
             for place, footers in list(self._footers.items()):
                 self._remember(place, footers)
+        elif (
+            disk.get_record("listed", self.name, as_count) is None
+        ):  # nobody has read it for so long that it was removed
+            disk.replace_record("listed", self.name, len(self))
         return self.name
 
     def next(self, listed: ListedFiles) -> ListedColumns:

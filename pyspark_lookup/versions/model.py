@@ -359,7 +359,7 @@ class Table:
         return read if self.pinned is None else (self.pinned,)
 
     def fails_when_gone(self, options: LookupOptions) -> bool:
-        """Whether a version that can no longer be read is an error; otherwise the current version is read instead."""
+        """Whether it is an error if a version can no longer be read (`lookup.on-version-gone`); otherwise the current state of its files is read."""
         policy = options.version.on_gone or (OnVersionGone.FAIL if self.retained else OnVersionGone.NEWER)
         return policy is OnVersionGone.FAIL
 
@@ -377,7 +377,11 @@ class Table:
 
 
 Rewrites = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
-"""For each compaction: (the names of its new files, the names of the files that they replace). The new and the old files have the same rows."""
+"""For each compaction: (the names of its new files, the names of the files that they replace). The new and the old files have the same rows.
+
+Delete files with keys have names, too. One that applied to a replaced file and stays in the table is among both: without it, the new files
+would lack rows that the replaced files have.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -671,7 +675,9 @@ def name_of_rows(file: FileVersion) -> str:
     The name is that of the file for a file of a managed table, where file names are unique; for any other file, a hash of its URL and
     identity. If the file has deletes without keys, they are part of the name.
     """
-    if file.columns is not None:
+    if file.identity == DELETE_FILE and file.columns is not None:
+        name = key_of(file.url, file.identity, file.sequence)  # if it was added again, it deletes rows of more files
+    elif file.columns is not None:
         name = key_of(file.url, file.identity)
     else:
         name = file.url.rpartition("/")[2] if file.immutable else key_of(file.url, file.size, file.identity)
@@ -701,8 +707,17 @@ def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
         return False
     differences = differing_files(new, old)
     assert differences is not None
-    added, removed = differences
-    return replay_rewrites(after.rewrites, removed.keys()) == added.keys()
+    return not changed_names(new, *differences)
+
+
+def changed_names(new: TableVersion, added: Collection[str], removed: Collection[str]) -> set[str]:
+    """The names of the rows in which `new` differs from an earlier version, without what compactions rewrote. `added` and `removed`: the names
+    that `differing_files` returns for the two versions.
+    """
+    rewrites = () if new.metadata is None else new.metadata.rewrites
+    # Delete files that both versions have: a compaction may depend on them.
+    kept_deletes = {name_of_rows(keys) for keys in key_files(new)}.difference(added) if rewrites else set()
+    return replay_rewrites(rewrites, kept_deletes.union(removed)) ^ kept_deletes.union(added)
 
 
 def key_files(version: TableVersion) -> list[FileVersion]:
@@ -765,7 +780,7 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
     """The partition columns of some files, with types that are inferred from all values, as Spark infers them.
 
     Integers become int32, int64 or a decimal; ISO dates become date32; other numbers become float64. All other values become strings, also
-    times, and numbers of which float64 would round one. Raises NotATableError naming two files whose directories have different columns.
+    times, and fractions beside an integer that does not fit into int32. Raises NotATableError naming two files whose directories have different columns.
     """
     columns: dict[str, list[str | None]] = {}
     first: tuple[str, ...] | None = None

@@ -32,7 +32,7 @@ _OF_FILES = ("lookup.schema", "lookup.csv.", "lookup.on-busy", "lookup.busy-")
 
 OpenUrl = Callable[[str, bool, "Mapping[str, Any] | None"], Store]
 """Opens the store of a URL. The second argument says whether the options `lookup.storage.*` apply, the third has the options of credentials that a
-catalog has lent (`LentCredentials.options`); None: the credentials of this process are used."""
+catalog has vended (`VendedCredentials.options`); None: the credentials of this process are used."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,18 +89,19 @@ class TimeTravel:
         self._versions_by_time: dict[tuple[str, datetime.datetime], int] = {}
 
     def find(
-        self, url: str, table_id: str, at: datetime.datetime, commits: Callable[[], Iterable[tuple[int, int]]]
+        self, url: str, table_id: str, at: datetime.datetime, commits: Callable[[int], Iterable[tuple[int, int]]]
     ) -> int:
         """The number of the version that was current at `at`. Raises VersionGoneError for a time before the first commit.
 
-        `commits`: returns the versions and the times of their commits (Unix ms), oldest first. It is called only if the result is not cached.
+        `commits`: returns the versions and the times of their commits (Unix ms), oldest first; for the time `at` (Unix ms) at least the last
+        commit up to it and the next one, or else the first commits. It is called only if the result is not cached.
         """
         version = self._versions_by_time.get((table_id, at))
         if version is not None:
             return version
         # Views show times in whole milliseconds, so a time that was copied from a view must find its commit.
         at_ms = (at - _EPOCH) // _MILLISECOND
-        versions_and_times = tuple(commits())
+        versions_and_times = tuple(commits(at_ms))
         if not versions_and_times:
             raise VersionGoneError(
                 f"{redact('path', url)} has no version as of {at.isoformat()} (lookup.timestamp): its log has no commits any more"

@@ -1,9 +1,11 @@
 """The command line as scripts use it: what it prints, and how it ends."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import urllib.request
@@ -15,6 +17,7 @@ import pytest
 
 import pyspark_lookup
 from pyspark_lookup import LookupTable
+from pyspark_lookup.cli import advise as advise_command
 from tests.support.broken_imports import BLOCKER
 from tests.support.command_line import KEYED, Ran, Run, run
 
@@ -79,6 +82,20 @@ def test_names_move_no_cursor(run: Run, tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1], "a\x1b[2J\r\nb": ["x"]}), tmp_path / "t" / "a.parquet")
     result = run("get", tmp_path / "t", 1, *KEYED)
     assert [line.split() for line in result.out.splitlines()] == [["id", r"a\x1b[2J\r\nb"], ["1", "x"]]
+
+
+def test_numbers_that_json_lacks(run: Run, tmp_path: Path) -> None:
+    """With --json, a float that is no number in JSON is a text, also inside a list, a struct or a map; the output is JSON for any reader."""
+    floats = [float("nan"), float("inf"), float("-inf"), 0.5]
+    spelled = ["NaN", "Infinity", "-Infinity", 0.5]
+    nested = pa.struct([("a", pa.list_(pa.float64())), ("b", pa.map_(pa.string(), pa.float64()))])
+    columns = {"id": range(4), "x": floats, "n": pa.array([{"a": [x], "b": [("k", x)]} for x in floats], nested)}
+    (tmp_path / "t").mkdir()
+    pq.write_table(pa.table(columns), tmp_path / "t" / "a.parquet")
+    result = run("get", tmp_path / "t", *range(4), *KEYED, "--json")
+    rows = json.loads(result.out, parse_constant=pytest.fail)
+    assert [(row["x"], row["n"]["a"]) for row in rows] == [(text, [text]) for text in spelled]
+    assert result.out.count('"NaN"') == 3
 
 
 @pytest.mark.parametrize(
@@ -149,6 +166,23 @@ def test_advise(run: Run, dim: Path, tmp_path: Path) -> None:
         assert re.fullmatch(
             rf"error: --trace \S+{name}: it cannot be read .* key columns id in the table's types\n", advise(name).err
         )
+
+
+@pytest.mark.parametrize("rows", [10, 1000])
+def test_advise_for_a_database(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """A small database table is measured; a large one, which is not read to the end, gets the size that the trace shows."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
+        connection.execute("CREATE TABLE customers (id INTEGER NOT NULL, name TEXT)")
+        connection.executemany("INSERT INTO customers VALUES (?, ?)", [(number, "x" * 90) for number in range(rows)])
+    monkeypatch.setattr(advise_command, "_READ_AT_MOST", 10_000)
+    (tmp_path / "trace.txt").write_text("1\n1\n2\n")
+    url, table = f"sqlite:///{tmp_path}/shop.db", ("-o", "lookup.table=customers")
+    advice = run("advise", url, "--trace", tmp_path / "trace.txt", *KEYED, *table, "--json").json
+    if rows == 10:
+        assert advice["options"] == {"lookup.cache": "FULL"}
+    else:
+        assert advice["options"] == {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1"}
+        assert "more than 0 MB of rows, or returns them by key only" in advice["because"][0]
 
 
 def test_a_warm_host(run: Run, dim: Path, cache_dir: Path, tmp_path: Path) -> None:

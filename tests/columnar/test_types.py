@@ -219,6 +219,7 @@ def wrapped(column: pa.Array, kind: pa.DataType) -> list[tuple[pa.Array, pa.Data
         (pa.array([1_000, 1_001], pa.timestamp("ns")), US), (pa.array([0, 2**62], pa.timestamp("s")), US),
         (pa.array([0, 86_400_001], pa.int64()).view(pa.date64()), pa.date32()),
         (pa.array([0, 2**40], pa.int64()), pa.int32()), (pa.array(["1", "x"]), pa.int32()),
+        (pa.array([0, 3_600_000_000], US), pa.date32()), (pa.array([1, 2]), pa.bool_()), (pa.array([0.0, 0.5]), pa.bool_()),
         (pa.array([b"ok", b"\xff"]), pa.string()),
     ],
     ids=str,

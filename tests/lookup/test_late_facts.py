@@ -11,6 +11,7 @@ import pytest
 
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.lookup.late_facts import PARTS, LatePart, Version, WaitCounts, WaitRules, divide, from_bytes
+from pyspark_lookup.lookup.version_token import VersionToken
 from tests.support.fuzzing import MORE
 
 FACTS = pa.schema([("fact", pa.int64()), ("key", pa.string()), ("at", pa.timestamp("us", "UTC"))])
@@ -274,6 +275,16 @@ def test_another_lookup_after_a_restart() -> None:
     assert world.batch([], SECOND) == []
     world.rules = rules(lookup="01" * 16)
     assert world.batch([], 2 * SECOND) == [(1, "key", 5, 2 * SECOND)]
+
+
+def test_files_that_were_too_new() -> None:
+    """In a version whose rows may have changed, each micro-batch looks up the keys that wait once more."""
+    world = World(rules())
+    number, _ = VersionToken(0, "0" * 15, None, 0.0, cacheable=False).to_numbers()
+    world.tables.versions += [{} for _ in range(number)]
+    world.batch([(1, "key", 0), (2, "other", 0)], 0)
+    world.tables.versions[number]["key"] = [5]
+    assert world.batch([], SECOND) == [(1, "key", 5, SECOND)]
 
 
 def test_a_provider_is_asked_again_after_a_time() -> None:

@@ -44,8 +44,10 @@ from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.lookup.version_token import VersionToken
 from pyspark_lookup.options.enums import Overlap
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.sources.providers.functions import LookupFunctionProvider
 from pyspark_lookup.storage.stores import Store, open_store
 from pyspark_lookup.versions.executions import Execution
+from tests.support.coarse_files import CoarseFile
 from tests.support.fakes import FaultyStore
 from tests.support.fuzzing import fuzzed
 from tests.support.lookup_functions import Desk, SyncFunction, provider
@@ -150,7 +152,9 @@ class Host(Desk):
             reader.versions.schema(table, version)
         return VersionToken.from_version(reader.kinds, table, version).to_bytes()
 
-    def get(self, spec: PassSpec, keys: list[Any], token: bytes | None = None, execution: Execution = ONE) -> list[Any]:
+    def get(
+        self, spec: PassSpec, keys: list[Any], token: bytes | None = None, execution: Execution | None = ONE
+    ) -> list[Any]:
         """The answers to a batch, all from one version (None: the one announced now)."""
         version = self.announce(spec, execution) if token is None else token
         lookups = open_pass(spec.to_text(), self.session)
@@ -607,11 +611,16 @@ def test_a_row_that_spark_could_not_hold(monkeypatch: pytest.MonkeyPatch) -> Non
     assert given_out(["a", "b"], row_bytes=50_000) == [1, 1]
 
 
-@example(15, 2**60 - 1, 0)
-@given(st.integers(0, 15), st.integers(0, 2**60 - 1), st.one_of(st.integers(0, 2**63 - 1), st.floats(0, 1e300)))
-def test_tokens_come_back_from_their_numbers(kind: int, digest: int, place: float) -> None:
+@example(7, 2**60 - 1, 0, False)
+@given(
+    st.integers(0, 7),
+    st.integers(0, 2**60 - 1),
+    st.one_of(st.integers(0, 2**63 - 1), st.floats(0, 1e300)),
+    st.booleans(),
+)
+def test_tokens_come_back_from_their_numbers(kind: int, digest: int, place: float, cacheable: bool) -> None:
     number = place if isinstance(place, int) else None
-    token = VersionToken(kind, f"{digest:015x}", number, float(place))
+    token = VersionToken(kind, f"{digest:015x}", number, float(place), cacheable)
     first, second, failure = columns_of_token(token.to_bytes())
     assert all(-(2**63) <= value < 2**63 for value in (first, second))
     assert failure is None
@@ -638,6 +647,57 @@ def test_ranges_of_a_full_cache_that_has_reloaded(host: Host, table: Path) -> No
     newer = host.announce(spec, TWO)
     assert newer != token
     assert host.get(spec, ids(1), token) == [V1]
+
+
+def test_rows_that_may_change_are_not_kept(host: Host) -> None:
+    """Rows are kept only for their execution, if their file was too new for its identity to show a change, or if a provider has no versions."""
+    file, name = CoarseFile(host.clock), "a"
+
+    def read_all() -> list[pa.RecordBatch]:
+        return pa.table({"id": [1], "name": [name], "size": [1]}, ROWS.schema).to_batches()
+
+    function = SyncFunction(lambda keys: ROWS.slice(0, 0))
+    provided = host.name(lambda context: LookupFunctionProvider(function, ROWS.schema, None, scan=read_all))
+    columns, match = pa.schema([COLUMNS.field("name"), KEY]), (MatchKind.BETWEEN, ("id", "id"))
+    table = host.table(provided, {"lookup.range": "id..id"})
+    places = {"lookup.provider": provided, "lookup.keys": "id"}, {"path": file.url}
+    tokens = []
+    for place in places:
+        lookup = LookupSpec(place, pa.schema([]), columns, ("name",), match)
+        spec = PassSpec((Stage(lookup, (0,), (0,), "left"),), many=False)
+        for execution in (ONE, TWO, None, None):
+            name = chr(ord(name) + 1)
+            file.write(f"id,name\n1,{name}\n")
+            tokens.append(host.announce(spec, execution))
+            assert host.get(spec, ids(1), tokens[-1], execution) == [{"name": name}]
+            assert [row["name"] for row in table.get(between=1)] == [name]
+    assert len(set(tokens)) == len(places)
+    host.clock.tick(3600)
+    host.calls.clear()
+    for number in range(3):
+        execution = Execution("app", f"later {number}")
+        assert host.announce(spec, execution) not in tokens
+        assert host.get(spec, ids(1), execution=execution) == [{"name": name}]
+    assert host.calls.count("get") == 1
+
+
+def test_a_cache_of_the_conf_file(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lookup for facts that wait uses no partial cache, whoever sets it: the cache may know that a key has no rows."""
+    conf = host.cache_dir / "conf"
+    conf.parent.mkdir(exist_ok=True)
+    conf.write_text("lookup.cache = PARTIAL\nlookup.partial-cache.expire-after-write = 1 h\nlookup.on-error = STALE\n")
+    monkeypatch.setenv("LOOKUPCACHE_CONF", str(conf))
+    function = SyncFunction(lambda keys: ROWS.slice(0, 0))
+    name = host.name(lambda context: provider(function, ROWS.schema))
+    for options in (NOTHING, {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h"}):
+        for caches_keys in (True, False):
+            stage = host.spec(name, options).stages[0]
+            lookup = dataclasses.replace(stage.lookup, caches_keys=caches_keys)
+            spec = PassSpec((dataclasses.replace(stage, lookup=lookup),), many=True)
+            token = host.announce(spec)
+            function.log.tables.clear()
+            assert [host.get(spec, ids(77), token) for _ in range(2)] == [[[]]] * 2
+            assert len(function.log.tables) == (0 if caches_keys and options else 1 if caches_keys else 2)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -716,7 +776,7 @@ def test_ranges_of_a_provider(host: Host) -> None:
     assert [answer and (answer["name"], answer[ERROR_COLUMN] is not None) for answer in answers] == [
         (None, True), None, (None, True), ("b", False), None, None
     ]  # fmt: skip
-    with pytest.raises(errors.OptionError, match="returns rows by key only: look up by keys as well"):
+    with pytest.raises(errors.OptionError, match="returns rows by key only: give keys as well"):
         host.get(by_range(host, host.provider(), NOTHING), ids(1))
 
 

@@ -29,6 +29,7 @@ from pyspark_lookup.storage.disk import Disk
 from pyspark_lookup.storage.disk import records as records_module
 from pyspark_lookup.storage.disk.directory import Directory
 from pyspark_lookup.storage.host_metrics import read_table_counts
+from tests.support.coarse_files import CoarseFile
 from tests.support.data_files import write_parquet
 from tests.support.fakes import CACHES, FakeClock, Later, wait_until_settled
 from tests.support.managed_tables import Site, site
@@ -200,6 +201,42 @@ def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Opens:
         return LookupTable(str(tmp_path / "t.parquet"), {f"lookup.{key}": value for key, value in common.items()})
 
     return opened
+
+
+@pytest.mark.parametrize(
+    "declared", [{}, {"lookup.schema": "low BIGINT, high BIGINT, v STRING"}], ids=["found", "declared"]
+)
+def test_a_file_that_was_too_new(site: Site, declared: dict[str, str]) -> None:
+    """Rows and columns that were read when a change might not show in the file's identity are read again."""
+    file, columns = CoarseFile(site.clock), ("low,high,v", "low,high,v" if declared else "low,high,w")
+    table = site.table({"path": file.url, "lookup.range": "low..high", **declared})
+    answers, digests = [], set()
+    for text in (f"{columns[0]}\n1,9,a\n", f"{columns[1]}\n1,9,b\n"):
+        file.write(text)
+        answers.append(table.get(between=5))
+        digests.add(table.version)
+        site.clock.tick(3600)
+    assert [list(row.values()) for (row,) in answers] == [[1, 9, "a"], [1, 9, "b"]]
+    assert (list(answers[1][0]), len(digests)) == (columns[1].split(","), 1)
+    calls = len(site.calls())
+    assert calls and table.get(between=5) == answers[1]
+    assert [kind for kind, _ in site.calls()] == ["head"]
+
+
+def test_another_process_warms_the_table(site: Site, path: Path) -> None:
+    """A child has an engine of its own, and does not use its parent's, whose locks another thread may have held at the fork."""
+    served = {
+        "lookup.cache": "FULL",
+        "lookup.metadata.source": "CACHE",
+        "lookup.full-cache.periodic-reload.interval": "1 h",
+    }
+    table = site.table({"path": str(path), "lookup.keys": "id", **served})
+    wait_until_settled(path)
+    digest = table.warm()
+    assert table._open_table is not None
+    with mock.patch.object(table._open_table.engine.reader.kinds, "source", side_effect=AssertionError):
+        site.restart()
+        assert table.warm() == digest
 
 
 def test_many_keys_are_answered_in_batches(opens: Opens) -> None:
@@ -636,3 +673,19 @@ def test_keys_with_huge_exponents(table: Opens) -> None:
             except (TypeError, errors.SchemaError) as problem:
                 assert "key" in str(problem) or "column 'id'" in str(problem)
     assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [{"lookup.cache": "FULL"}, {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 9}],
+    ids=["full", "partial"],
+)
+def test_files_that_were_read_as_another_format(tmp_path: Path, cache_dir: Path, mode: dict[str, Any]) -> None:
+    """A read with the wrong format leaves nothing in the caches that answers a read with the right one."""
+    (tmp_path / "dim").mkdir()
+    (tmp_path / "dim" / "a.json").write_text('{"id": 1, "v": "a"}\n')
+    wait_until_settled(tmp_path / "dim" / "a.json")
+    options = {**mode, "lookup.keys": "id", "lookup.schema": "id BIGINT, v STRING", "lookup.cache.dir": str(cache_dir)}
+    for form, rows in (("csv", []), ("json", [{"id": 1, "v": "a"}])):
+        with LookupTable(tmp_path / "dim", {**options, "lookup.format": form}) as table:
+            assert table.get(1) == rows

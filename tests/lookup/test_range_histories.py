@@ -260,7 +260,7 @@ def test_a_network_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCapture
             if mode is MODES["partial"] and not keys:
                 continue
             with pytest.raises(
-                DamagedFileError, match=r"/1.parquet, row 3.*: network = '10.1.1.0/16' has bits set after"
+                DamagedFileError, match=r"/1.parquet, row 3.*: network = '10.1.1.0/16' has host bits set"
             ):
                 table.get(*keys, cidr="10.1.2.3")
             skipping = LookupTable(

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,8 +17,9 @@ from pyspark_lookup.columnar.predicate import evaluate
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.lookup.read import ReadPlan, ReadTask
+from pyspark_lookup.scan import table_scan
 from pyspark_lookup.scan.open_file import Slice
-from pyspark_lookup.scan.table_scan import cut_share
+from pyspark_lookup.scan.table_scan import cut_shares
 from pyspark_lookup.storage.stores import FileVersion
 from tests.support.data_files import write_file
 from tests.support.fakes import Host, make_host
@@ -61,8 +63,8 @@ SIZES = st.one_of(
 def test_shares_partition_every_byte(sizes: list[int], count: int, splittable: bool) -> None:
     """Each file's bytes come once, in order, in shares that are about equal: below 1.5 of them it stays whole, above it is cut, if it can be."""
     files = tuple(FileVersion(f"s3://b/{number:03}", size, "v") for number, size in enumerate(sizes))
-    shares = [cut_share(files, number, count, splittable) for number in range(count)]
-    assert shares == [cut_share(list(files), number, count, splittable) for number in range(count)]
+    shares = cut_shares(files, range(count), count, splittable)
+    assert shares == [cut_shares(list(files), [number], count, splittable)[0] for number in range(count)]
     pieces = [piece for share in shares for piece in share]
     for file in files:
         parts = [piece for piece in pieces if piece.file == file]
@@ -76,10 +78,19 @@ def test_shares_partition_every_byte(sizes: list[int], count: int, splittable: b
         elif piece.file.size > max(1.51 * mean, 1):  # a byte cannot be cut
             assert not piece.whole
     empty = (FileVersion("s3://b/x", 0, "v"),)  # read, and found damaged, by one task
-    shares_of_none = [cut_share(empty, number, count, splittable) for number in range(count)]
+    shares_of_none = cut_shares(empty, range(count), count, splittable)
     assert shares_of_none == [(Slice(empty[0], 0, 0),), *[()] * (count - 1)]
     if splittable and min(sizes) >= 1000:
         assert max(sum(piece.end - piece.start for piece in share) for share in shares) <= 2.5 * mean + count
+
+
+def test_planning_takes_one_pass_over_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sizes of the files are added up once for all shares, of which there may be thousands."""
+    sizes = mock.Mock(wraps=table_scan.file_sizes)
+    monkeypatch.setattr(table_scan, "file_sizes", sizes)
+    files = tuple(FileVersion(f"s3://b/{number:03}", 100, "v") for number in range(90))
+    assert len(cut_shares(files, range(30), 30, True)) == 30
+    assert sizes.call_count == 1
 
 
 FORMS = ("parquet", "arrow", "csv", "json", "orc")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pyspark_lookup import LookupTable, errors
+from tests.support.delta_tables import log_of_files
 from tests.support.fuzzing import BY_NIGHT, share
 from tests.support.iceberg_definition import sql_catalog
 from tests.support.s3server import S3Server
@@ -181,6 +184,39 @@ def test_another_host_finds_the_version_that_it_is_told(write: Callable[[Path], 
     write(tmp_path)
     assert Process(root, tmp_path / "driver").announce(TWO).digest != announced.digest
     assert Process(root, tmp_path / "other").receive(announced)[1].digest == announced.digest
+
+
+def give_wrong_checksum(file: Path) -> None:
+    """Change the checksum in the header of each page of a Parquet file."""
+    # "struct PageHeader { 1: PageType type; 2: i32 uncompressed_page_size; 3: i32 compressed_page_size; 4: i32 crc; … }"
+    number = rb"\x15[\x80-\xff]*[\x00-\x7f]"
+    content, count = re.subn(
+        rb"(\x15[\x00\x04]" + number * 2 + rb"\x15)([\x80-\xff])(?=[\x80-\xff]*[\x00-\x7f][\x1c\x3c])",
+        lambda match: match[1] + bytes([match[2][0] ^ 1]),
+        file.read_bytes(),
+    )
+    assert count
+    file.write_bytes(content)
+
+
+def test_checksums_of_pages(tmp_path: Path) -> None:
+    """A wrong checksum of a page is damage in the files of a managed table, and says nothing in those of other writers."""
+    part = tmp_path / "part.parquet"
+    pq.write_table(ROWS, part, write_page_checksum=True)
+    give_wrong_checksum(part)
+    (tmp_path / "delta").mkdir()
+    shutil.copy(part, tmp_path / "delta")
+    fields = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in (("p", "string"), ("id", "long"))]
+    log_of_files(tmp_path / "delta", {"type": "struct", "fields": fields})
+    table = sql_catalog(tmp_path)[0].create_table("ns.checked", ROWS.schema)
+    table.add_files([part.as_uri()])
+    options = {"lookup.cache.dir": str(tmp_path / "new")}  # that of the writer has the bytes
+    for path in (tmp_path / "delta", table.metadata_location):
+        assert LookupTable(str(path), options).scan().sort_by("id") == ROWS
+    managed = write_managed(tmp_path)
+    give_wrong_checksum(next(managed.rglob("part-*.parquet")))
+    with pytest.raises(errors.DamagedFileError, match="checksum"):
+        LookupTable(str(managed), options).scan()
 
 
 def read(path: str, options: dict[str, str]) -> tuple[str, object]:

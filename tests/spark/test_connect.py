@@ -125,7 +125,7 @@ def enrich(query, table, on, *others, **given):
 
 FAILURES = [
     "keys for column 'id' of the table are string, the column is int64",
-    "'k' is string collate UTF8_LCASE: Spark compares its texts by rules",
+    "'k' is string collate UTF8_LCASE: Spark compares its values by rules",
     "'broadcast'", "LookupTable.for_name(spark, 'dim')", "argument as_of has the type timestamp[us], but the",
 ]
 at = [datetime(2024, 1, day, tzinfo=timezone.utc) for day in (1, 3)]
@@ -150,7 +150,7 @@ spark.stop()
         "FLOW [(Decimal('1.00'), 'c')]",
         "FLOW [(1, 'c', None, 1)]",
         "FLOW keys for column 'id' of the table are string, the column is int64",
-        "FLOW 'k' is string collate UTF8_LCASE: Spark compares its texts by rules",
+        "FLOW 'k' is string collate UTF8_LCASE: Spark compares its values by rules",
         "FLOW 'broadcast'",
         "FLOW LookupTable.for_name(spark, 'dim')",
         "FLOW [(1, datetime.datetime(2024, 1, 2, 23, 59), 'old')]",

@@ -1,6 +1,6 @@
 """Everything that Spark and lookupcache leave on the disk after reads of governed tables: event logs, checkpoints, caches, temporary files, logs.
 
-A separate program reads tables whose catalogs lend credentials, in all ways, also after the grants are revoked; then the test searches all that it left.
+A separate program reads tables whose catalogs vend credentials, in all ways, also after the grants are revoked; then the test searches all that it left.
 """
 
 import base64
@@ -166,7 +166,7 @@ def test_nothing_of_a_credential_is_left(s3: S3Server, tmp_path: Path) -> None:
     home = tmp_path / "home"
     for directory in ("events", "local", "tmp"):
         (home / directory).mkdir(parents=True)
-    with GovernedCatalog(store, s3.endpoint) as rest_catalog, UnityServer(store.lend) as unity:
+    with GovernedCatalog(store, s3.endpoint) as rest_catalog, UnityServer(store.vend) as unity:
         rest_catalog.tokens["rest-token-SESAME42"] = "ann"
         rest_catalog.grants.add(("ann", "ns.table"))
         table = GovernedTable(rest_catalog, s3, tmp_path, "table", {"id": "long", "name": "string"})
@@ -176,7 +176,7 @@ def test_nothing_of_a_credential_is_left(s3: S3Server, tmp_path: Path) -> None:
         mirror.send()
         unity.clients["client"] = "client-secret-SESAME43", "ann"
         unity.create("main.travel.airports", mirror.url, "ann")
-        store.open_keys.clear()  # from now on nobody reads without lent credentials
+        store.open_keys.clear()  # from now on nobody reads without vended credentials
         common = {
             "lookup.keys": "id", "lookup.cache.dir": str(home / "cache"), "lookup.storage.endpoint_url": s3.endpoint, "lookup.max-retries": "0",
         }  # fmt: skip
@@ -200,7 +200,10 @@ def test_nothing_of_a_credential_is_left(s3: S3Server, tmp_path: Path) -> None:
         python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
 
         def secrets() -> list[bytes]:
-            texts = {text for lent in store.issued for text in lent.values()} | {*rest_catalog.tokens, *unity.tokens}
+            texts = {text for vended in store.issued for text in vended.values()} | {
+                *rest_catalog.tokens,
+                *unity.tokens,
+            }
             texts |= {*variables.values()} - paths
             pair = base64.b64encode(b"client:client-secret-SESAME43")
             return [*(text.encode() for text in texts), *(base64.b64encode(text.encode()) for text in texts), pair]

@@ -1,4 +1,4 @@
-"""Tables whose catalog lends credentials, in Spark: scans, joins and functions read with them, and never show them."""
+"""Tables whose catalog vends credentials, in Spark: scans, joins and functions read with them, and never show them."""
 
 import itertools
 import random
@@ -23,7 +23,7 @@ IDS = 12
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 @pytest.mark.spark
-def test_lent_credentials_and_spark(spark: Any, s3: S3Server, tmp_path: Path) -> None:
+def test_vended_credentials_and_spark(spark: Any, s3: S3Server, tmp_path: Path) -> None:
     """Each worker gets credentials of its own, and a task goes on when its credentials expire. Planned scans and running queries end with the grant."""
     store = ShortCredentials(s3)
     with GovernedCatalog(store, s3.endpoint) as catalog:
@@ -33,7 +33,7 @@ def test_lent_credentials_and_spark(spark: Any, s3: S3Server, tmp_path: Path) ->
         # Larger than one task reads, so that scans are planned by files.
         names = [random.Random(number).randbytes(150_000).hex() for number in range(IDS)]
         table.write(*([{"id": number, "name": name}] for number, name in enumerate(names)))
-        store.open_keys.clear()  # from now on nobody reads without lent credentials
+        store.open_keys.clear()  # from now on nobody reads without vended credentials
         caches = itertools.count()
 
         def options(**more: str) -> dict[str, str]:
@@ -74,7 +74,7 @@ def test_lent_credentials_and_spark(spark: Any, s3: S3Server, tmp_path: Path) ->
             with pytest.raises(Exception, match="does not let this principal read") as refused:
                 frame.collect()
             texts.append(str(refused.value))
-    secrets = [secret for lent in store.issued for secret in lent.values()]
+    secrets = [secret for vended in store.issued for secret in vended.values()]
     assert [text for text in texts if any(secret in text for secret in secrets)] == []
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path for path in files if any(secret.encode() in path.read_bytes() for secret in secrets)] == []
@@ -96,7 +96,7 @@ def test_a_delta_table_of_unity_catalog(spark: Any, s3: S3Server, tmp_path: Path
     write_deltalake(str(mirror.local), pa.table({"id": [*range(IDS)], "name": [f"n{id}" for id in range(IDS)]}))
     mirror.send()
     store.open_keys.clear()
-    with UnityServer(store.lend) as catalog:
+    with UnityServer(store.vend) as catalog:
         catalog.tokens["token-of-ann"] = "ann"
         name = "main.travel.airports"
         catalog.create(name, mirror.url, "ann")

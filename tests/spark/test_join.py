@@ -366,14 +366,14 @@ def test_what_as_of_refuses(spark: SparkSession, tmp_path: Path) -> None:
         ("text", VALIDITY, "'text' is string, the table's 'valid_from' is date"),
         ("instant", VALIDITY, "'instant' is timestamp"),
         ("at", {"lookup.valid-from": "since"}, "no column 'since'"),
-        ("at", {**VALIDITY, "lookup.valid-to": "name"}, "both must be of one type"),
+        ("at", {**VALIDITY, "lookup.valid-to": "name"}, "both must have the same type"),
         ("at", {**VALIDITY, "lookup.overlap": "LAST"}, "lookup.overlap = 'LAST'"),
     ):
         with pytest.raises(Exception, match=words):
             lookup_join(facts, path, "id", as_of=as_of, options=more)
     with pytest.raises(Exception, match="strategy='cache'"):
         lookup_join(facts, path, "id", as_of="at", strategy="broadcast", options=VALIDITY)
-    with pytest.raises(OptionError, match=r"lookup\.valid-from has an effect only in lookups .*with as_of"):
+    with pytest.raises(OptionError, match=r"lookup\.valid-from is for lookups with as_of .*: remove it"):
         lookup_join(facts, path, "id", options=VALIDITY)
 
 

@@ -204,7 +204,7 @@ def test_wrong_arguments(spark: SparkSession, tmp_path: Path) -> None:
     refused("column '_lookup_waited', which argument wait adds, is also in the DataFrame", stream.withColumnRenamed("event", "_lookup_waited"),
             wait="1 h", columns=["_lookup_waited"])  # fmt: skip
     refused(
-        "lookup.retry.fixed-delay is for tables of a provider",
+        "lookup.retry.fixed-delay has no meaning with the argument wait, because waiting rows are looked up again in each new version of this table",
         wait="1 h",
         options={"lookup.retry.fixed-delay": "1 min"},
     )

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -191,6 +192,20 @@ def test_hosts_do_not_mix_versions(tmp_path: Path) -> None:
     versions(tmp_path / "dim", 3, first=10)
     with pytest.raises(VersionGoneError):
         _rows_of_host(second_host, planned, [1, 2], token)
+
+
+@pytest.mark.parametrize("in_conf_file", [False, True])
+def test_errors_of_the_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_conf_file: bool) -> None:
+    """They fail the query, unless an option or the conf file lets the last version of a provider stand in."""
+    (tmp_path / "conf").write_text("lookup.on-error = STALE\n" if in_conf_file else "")
+    monkeypatch.setenv("LOOKUPCACHE_CONF", str(tmp_path / "conf"))
+    resolve = mock.MagicMock()
+    monkeypatch.setattr(load, "resolve_versions", resolve)
+    for options in ({}, {"lookup.on-error": "NULL"}, {"lookup.on-error": "stale"}):
+        load._version(mock.Mock(), options, load._Planned(mock.Mock(), 1, {}, True), None)
+        ((text, _),) = resolve.call_args.args[2].values()
+        stale = options.get("lookup.on-error", "STALE" if in_conf_file else "") in ("STALE", "stale")
+        assert json.loads(text) == (options if stale else {"lookup.on-error": "FAIL"})
 
 
 def test_hosts_cut_files_alike(tmp_path: Path) -> None:

@@ -318,7 +318,7 @@ def test_what_matches_refuse(spark: SparkSession, tmp_path: Path) -> None:
     spark.sql("SELECT 1 AS low, 2L AS high, 3 AS top, 'a' AS text, array(1) AS list").write.parquet(path)
     df = spark.sql("SELECT 1 AS value, 'x' AS ip, 1.5D AS ratio")
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"between": {"value": ("low", "high")}}, "'low' is int32, 'high' is int64; both must be of one type"),
+        ({"between": {"value": ("low", "high")}}, "'low' is int32, 'high' is int64; both must have the same type"),
         ({"between": {"ip": ("low", "top")}}, "key 'ip' is string, the table's 'low' is int"),
         ({"between": {"ratio": ("high", "high")}}, "cannot be compared without loss"),
         ({"between": {"value": ("low", "tops")}}, "argument between.*tops"),
@@ -339,5 +339,5 @@ def test_what_matches_refuse(spark: SparkSession, tmp_path: Path) -> None:
         OptionError, match=r"argument between = 'low': give the table's columns, e\.g\. \('low', 'high'\)"
     ):
         register_lookup(spark, "refused", path, between="low")
-    with pytest.raises(OptionError, match=r"lookup\.range\.bounds has an effect only in lookups .*with as_of, between"):
+    with pytest.raises(OptionError, match=r"lookup\.range\.bounds is for lookups with as_of or between .*: remove it"):
         lookup_join(df, path, {"value": "low"}, options={"lookup.range.bounds": "[]"})

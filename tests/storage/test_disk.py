@@ -243,8 +243,14 @@ def test_what_is_past_its_time_is_swept(opened: Opened) -> None:
             opened.disk.create_record(kind, name, 1)
             make(opened.root / "records" / kind / name, days * 86400)
         assert opened.disk.get_record(kind, "used") == 1
+    running = {age_days: opened.disk.new_counters(f"{age_days}-running", {}, {"n": 1}) for age_days in (89, 91)}
+    for age_days in running:
+        opened.disk.new_counters(f"{age_days}-over", {}, {"n": 1}).close()
+    for name in os.listdir(opened.root / "counters"):
+        make(opened.root / "counters" / name, int(name[:2]) * 86400)
     opened.disk.sweep()
     assert all(sorted(os.listdir(opened.root / "records" / kind)) == ["used", "young"] for kind in KEPT_DAYS)
+    assert sorted(os.listdir(opened.root / "counters")) == ["89-over", "89-running", "91-running"]
     assert opened.disk.has_record("metrics", "old")
     assert os.listdir(opened.root / "tmp") == ["young"]
     os.utime(opened.root / "tmp" / "young", (1, 1))
@@ -252,6 +258,19 @@ def test_what_is_past_its_time_is_swept(opened: Opened) -> None:
         opened.clock.tick(seconds)
         opened.disk.sweep()
         assert os.listdir(opened.root / "tmp") == names
+
+
+@pytest.mark.parametrize("kind", ["execution", "files", "table"])
+def test_a_record_in_use_is_not_swept(opened: Opened, kind: str) -> None:
+    """A record that is read now and then stays for longer than its kind's time, which counts from the last use."""
+    opened.disk.create_record(kind, "used", 1)
+    path = opened.root / "records" / kind / "used"
+    made_s = path.stat().st_mtime
+    for _ in range(2):
+        # Not by the clock of the file system, which marks the record: its time goes back instead.
+        os.utime(path, (opened.clock.wall_s - KEPT_DAYS[kind] * 86400 * 0.6,) * 2)
+        assert opened.disk.get_record(kind, "used") == 1
+        assert path.stat().st_mtime >= made_s - 1
 
 
 def test_a_row_of_records_never_goes_back(opened: Opened) -> None:

@@ -1,4 +1,4 @@
-"""A REST catalog with principals and grants, after the public OpenAPI description, which lends credentials that the store really checks."""
+"""A REST catalog with principals and grants, after the public OpenAPI description, which vends credentials that the store really checks."""
 
 import contextlib
 import threading
@@ -26,7 +26,7 @@ _LOAD = "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}"
 
 class GovernedCatalog(RestCatalog):
     """`tokens`: the principal of each token; `everybody`: of those without one. `grants`: (principal, table) of those who may read. `sights`: of those
-    who may see the table, and are lent nothing. `lives_s`: of what is lent.
+    who may see the table, and are vended nothing. `lives_s`: of what is vended.
 
     `ahead_s`: how far its clock is ahead of the host's. `more`: what answers about a table have besides. `prefix`: what credentials are said to be
     for, instead of their table's location. `in_config`: they have no prefix. `renamed`: the table that a principal sees under a name. `asked`: what came with a known token, as `("alice", "table")`.
@@ -74,21 +74,21 @@ class GovernedCatalog(RestCatalog):
         may_read = (principal, table) in self.grants
         if not may_read and (kind == "credentials" or (principal, table) not in self.sights):
             return 403, error_body(403, "ForbiddenException", f"{principal} may not read {table}")
-        lent = {}
+        vended = {}
         if may_read and headers.get("X-Iceberg-Access-Delegation") == "vended-credentials":
-            lent = self._lend(body["metadata"]["location"])
+            vended = self._vend(body["metadata"]["location"])
         if kind == "credentials":
-            return 200, {key: value for key, value in lent.items() if key == "storage-credentials"}
-        config = {"s3.endpoint": self.endpoint, "client.region": "us-east-1", **lent.pop("config", {})}
-        return 200, body | lent | self.more | {"config": config | self.more.get("config", {})}
+            return 200, {key: value for key, value in vended.items() if key == "storage-credentials"}
+        config = {"s3.endpoint": self.endpoint, "client.region": "us-east-1", **vended.pop("config", {})}
+        return 200, body | vended | self.more | {"config": config | self.more.get("config", {})}
 
-    def _lend(self, location: str) -> dict[str, Any]:
-        lent = self.store.lend(location, self.lives_s)
+    def _vend(self, location: str) -> dict[str, Any]:
+        vended = self.store.vend(location, self.lives_s)
         end_ms = (time.time() + self.ahead_s + self.lives_s) * 1000
         config = {
-            "s3.access-key-id": lent["access_key_id"],
-            "s3.secret-access-key": lent["secret_access_key"],
-            "s3.session-token": lent["session_token"],
+            "s3.access-key-id": vended["access_key_id"],
+            "s3.secret-access-key": vended["secret_access_key"],
+            "s3.session-token": vended["session_token"],
             "s3.session-token-expires-at-ms": str(int(end_ms)),
         }
         if self.in_config:
@@ -97,8 +97,8 @@ class GovernedCatalog(RestCatalog):
 
     @property
     def secrets(self) -> list[str]:
-        """All that must be nowhere: tokens of principals, and what was lent."""
-        return [*self.tokens, *(secret for lent in self.store.issued for secret in lent.values())]
+        """All that must be nowhere: tokens of principals, and what was vended."""
+        return [*self.tokens, *(secret for vended in self.store.issued for secret in vended.values())]
 
 
 class GovernedTable(Mirror):

@@ -1,4 +1,4 @@
-"""Short-lived credentials of S3, as a catalog lends them, and a store that checks them: the signature, the session token, the end, the prefix."""
+"""Short-lived credentials of S3, as a catalog vends them, and a store that checks them: the signature, the session token, the end, the prefix."""
 
 import hashlib
 import hmac
@@ -16,18 +16,18 @@ _ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{0}</Code><Message>
 class ShortCredentials:
     """Credentials for the objects of a server. Every request must be signed with some, except those of `server.client`, which tests use.
 
-    `open_keys`: those that are not checked. `ahead_s`: how far the store's clock is ahead of the host's. `issued`: all that were lent, to be searched for where none belongs.
+    `open_keys`: those that are not checked. `ahead_s`: how far the store's clock is ahead of the host's. `issued`: all that were vended, to be searched for where none belongs.
     """
 
     def __init__(self, server: S3Server) -> None:
         self.ahead_s = 0.0
         self.issued: list[dict[str, str]] = []
         self.refused: list[str] = []
-        self._lent: dict[str, tuple[dict[str, str], str, float]] = {}
+        self._vended: dict[str, tuple[dict[str, str], str, float]] = {}
         self.open_keys = {server.client._request_signer._credentials.access_key}
         server.between = self._check
 
-    def lend(self, url: str, lives_s: float) -> dict[str, str]:
+    def vend(self, url: str, lives_s: float) -> dict[str, str]:
         """As `AwsCredentials` of Unity Catalog spells them."""
         key = f"ASIA{uuid.uuid4().hex[:16].upper()}"
         credentials = {
@@ -36,16 +36,16 @@ class ShortCredentials:
             "session_token": f"session-{uuid.uuid4().hex}",
         }
         self.issued.append(credentials)
-        self._lent[key] = credentials, f"{url.split('://', 1)[1].rstrip('/')}/", time.time() + self.ahead_s + lives_s
+        self._vended[key] = credentials, f"{url.split('://', 1)[1].rstrip('/')}/", time.time() + self.ahead_s + lives_s
         return credentials
 
     def expire(self) -> None:
-        """End all that were lent so far."""
-        self._lent = {key: (credentials, prefix, 0.0) for key, (credentials, prefix, _) in self._lent.items()}
+        """End all that were vended so far."""
+        self._vended = {key: (credentials, prefix, 0.0) for key, (credentials, prefix, _) in self._vended.items()}
 
     def withdraw(self) -> None:
-        """Make the store know none of those that were lent so far."""
-        self._lent.clear()
+        """Make the store know none of those that were vended so far."""
+        self._vended.clear()
 
     def _check(self, environ: dict[str, Any], start_response: Callable[..., Any], app: Application) -> Iterable[bytes]:
         refusal = self._refusal(environ)
@@ -64,9 +64,9 @@ class ShortCredentials:
         key, _, scope = parts.get("Credential", "").partition("/")
         if key in self.open_keys:
             return None
-        if key not in self._lent:
+        if key not in self._vended:
             return 403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."
-        credentials, prefix, ends_s = self._lent[key]
+        credentials, prefix, ends_s = self._vended[key]
         if environ.get("HTTP_X_AMZ_SECURITY_TOKEN") != credentials["session_token"]:
             return 400, "InvalidToken", "The provided token is malformed or otherwise invalid."
         if _signature(environ, parts, scope, credentials["secret_access_key"]) != parts["Signature"]:

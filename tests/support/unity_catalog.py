@@ -38,7 +38,7 @@ class UnityServer(contextlib.ExitStack):
     and the principal of each client. `lives_s`: for how long credentials are good, `ahead_s`: how far this server's clock is ahead of the host's.
     `page`: how many commits an answer has at most. `has_delta_api`: whether it is of release 0.5 or later, which has `api/delta.yaml`, too."""
 
-    def __init__(self, lend: Lend | None = None) -> None:
+    def __init__(self, vend: Lend | None = None) -> None:
         super().__init__()
         self.requests: list[str] = []
         self.fault: Fault | None = None
@@ -48,7 +48,7 @@ class UnityServer(contextlib.ExitStack):
         self.readers: dict[str, set[str]] = {}
         self.lives_s, self.ahead_s, self.page = 3600.0, 0.0, 50
         self.has_delta_api = True
-        self._lend = lend
+        self._vend = vend
         self.uri = self.enter_context(serving(self._serve))
 
     def count(self) -> list[str]:
@@ -117,11 +117,11 @@ class UnityServer(contextlib.ExitStack):
         }  # fmt: skip
 
     def _credentials(self, name: str, table: Table) -> dict[str, Any]:
-        if self._lend is None:
+        if self._vend is None:
             return {}
-        lent = self._lend(table.location, self.lives_s)
+        vended = self._vend(table.location, self.lives_s)
         ends_ms = int((self._now_s() + self.lives_s) * 1000)
-        return {"aws_temp_credentials": lent, "expiration_time": ends_ms, "url": table.location}
+        return {"aws_temp_credentials": vended, "expiration_time": ends_ms, "url": table.location}
 
     def _commits(self, table: Table, start: int) -> dict[str, Any]:
         versions = [version for version in sorted(table.staged) if version >= start][: self.page]

@@ -12,9 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.errors import TableBusyError, TableEmptyError, UfsNotFoundError, UfsUnavailableError
+from pyspark_lookup.errors import (
+    DamagedFileError,
+    TableBusyError,
+    TableEmptyError,
+    UfsNotFoundError,
+    UfsUnavailableError,
+)
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.registry import parse_options
+from pyspark_lookup.storage.stores import ListedFiles
 from pyspark_lookup.versions.executions import Execution
 from pyspark_lookup.versions.model import Table, TableVersion
 from tests.support.fakes import FakeClock, Host, make_host
@@ -290,6 +297,42 @@ def test_a_streaming_sinks_log_decides_which_files_count(dim: Dim) -> None:
     dim.host.store.calls.clear()
     dim.resolve()
     assert dim.host.store.kinds() == ["list"]
+
+
+@pytest.mark.parametrize("least", [0, 10**6], ids=["columns", "objects"])
+def test_markers_of_databricks_jobs_decide_which_files_count(
+    dim: Dim, monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
+    """Files of jobs on Databricks count from their commit until another job has removed them. Markers are about one directory."""
+    monkeypatch.setattr(ListedFiles, "least", least)
+
+    def mark(name: str, added: object = (), removed: object = ()) -> None:
+        (dim.path / name).write_text(json.dumps({"added": added, "removed": removed}))
+
+    def shown() -> set[str]:
+        return {file.url.partition("/dim/")[2] for file in dim.discover().files}
+
+    first, second, failed, third = (f"part-{n}-x.parquet" for n in ("0-tid-1", "0-tid-2", "1-tid-2", "0-tid-3"))
+    files = {first, second, failed, third, f"d/{first}", f"d/{second}"}
+    for name in files:
+        write(dim.path / name)
+    files |= {"a.parquet", "b.parquet", "c.parquet"}
+    assert shown() == files  # without markers
+    (dim.path / "_started_2").touch()
+    (dim.path / "_committed_2").touch()  # an empty one does not count
+    assert shown() == files - {second, failed}
+    mark("_committed_2", [second], [first, "a.parquet"])
+    files -= {failed, first, "a.parquet"}
+    assert shown() == files
+    dim.host.store.calls.clear()
+    assert shown() == files
+    assert dim.host.store.kinds() == ["status"]  # markers are read once
+    mark("_committed_vacuum9", [], [third, "_started_2"])
+    (dim.path / "_started_2").unlink()
+    assert shown() == files - {third}
+    mark("_committed_4", "x")
+    with pytest.raises(DamagedFileError, match="_committed_4 is damaged: it does not say which files"):
+        shown()
 
 
 def test_a_version_too_new_to_keep_settles(dim: Dim) -> None:

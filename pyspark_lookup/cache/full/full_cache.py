@@ -620,7 +620,8 @@ class FullCache:
                     self._load(job.version, False)
         except Exception as problem:
             if (job.tidy or job.compact) and not isinstance(problem, CacheFullError):  # nobody waits for this job
-                _log.warning("merging or removing old snapshots of %s failed: %s", self._url, problem)
+                what = "compacting the latest snapshot" if job.compact else "removing old snapshots"
+                _log.warning("%s of %s failed and will be tried again: %s", what, self._url, problem)
             raise
 
     def _load(self, version: TableVersion | None, watched: bool | None) -> Snapshot:
@@ -881,7 +882,15 @@ class FullTables:
             return latest[2]
         # The predicate is a part of the key, because a cache has the columns that it needs in addition to those of `lookup.columns`.
         columns = None if options.read.columns is None else (options.read.columns, options.read.where)
-        key_parts = (table.id, options.files.keys, columns, options.files.partition, options.version.source.value)
+        # The format is, too: read as another one, the same files have other rows.
+        key_parts = (
+            table.id,
+            table.format,
+            options.files.keys,
+            columns,
+            options.files.partition,
+            options.version.source.value,
+        )
         place = (key_parts, options.full_cache)
         with self._lock:
             if place not in self._caches:

@@ -279,7 +279,7 @@ def _locate_deleted(
 
 
 def _match_rows(segment: Segment, values: DeletedValues) -> Iterator[tuple[Numbers, Numbers]]:
-    """Pairs (numbers of rows of a segment, for each the highest sequence number of a delete with the row's values; -1: none)."""
+    """Pairs (row numbers of a segment; for each of these rows, the highest sequence number among the deletes with its values, or -1)."""
     names = values.columns.schema.names
     if set(names) == set(segment.keys) and not any(part.has_nulls for part in values.parts):
         for part in values.parts:
@@ -404,7 +404,7 @@ def _count_kept(last: Snapshot) -> int:
 
 
 def name_layers(stored: Sequence[StoredLayer]) -> str:
-    """A name of exactly these layers: with other rows, they have another name."""
+    """A name for exactly these layers: layers with different rows get a different name."""
     return key_of(*(part for layer in stored for part in (layer.name, layer.deleted, layer.gone)))
 
 

@@ -40,8 +40,8 @@ from pyspark_lookup.versions.model import TableVersion
 class Job:
     """A background job: a load of `version` (None: the store's current version), or one of two jobs for which nobody waits.
 
-    `compact`: merge the layers of the latest snapshot. `tidy`: remove expired snapshots. `due`: a load for the schedule, queued when the latest
-    load had ended at `seen_s` (Unix time); it is skipped if another process has loaded the table since then.
+    `compact`: merge the layers of the latest snapshot. `tidy`: remove expired snapshots. `due`: a load for the schedule; it is skipped if
+    another process has loaded the table since `seen_s`, the end (Unix time) of the latest load that was known when the job was queued.
     """
 
     version: TableVersion | None

@@ -163,7 +163,7 @@ class GrowingColumn:
             offsets = list_offsets(array)
             if self._end + int(offsets[-1] - offsets[0]) > _INT32_AT_MOST:
                 raise OverflowError(
-                    f"the cached values of column {self._name!r} ({self.kind}) have more than {_INT32_AT_MOST} elements together: set a lower "
+                    f"the cached values of column {self._name!r} ({self.kind}) have more than {_INT32_AT_MOST} elements in total: set a lower "
                     "lookup.partial-cache.max-bytes, or leave the column out with lookup.columns"
                 )
         for column, child in zip(self._children, child_arrays(array), strict=True):
@@ -943,7 +943,9 @@ def group_rows(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[l
     indices = one_array(rows.column(KEY_INDEX)).cast(pa.int64())
     numbers = np.frombuffer(indices.buffers()[1], np.int64, indices.offset + len(indices))[indices.offset :]
     if indices.null_count or int(numbers.min()) < 0 or int(numbers.max()) >= keys:
-        raise ValueError(f"column {KEY_INDEX} must have the number of its key for each row, from 0 to {keys - 1}")
+        raise ValueError(
+            f"column {KEY_INDEX} must have, for each row, the number of the row's key, from 0 to {keys - 1}"
+        )
     for field in fields:
         if not widens(spark_type(rows.schema.field(field.name).type, pa.null()), field.type):
             row_type = rows.schema.field(field.name).type

@@ -308,7 +308,7 @@ class ChangeLog:
         except (OSError, pa.ArrowException) as problem:
             raise ValueError(str(problem)) from None
         if table.schema != self._keys or any(column.null_count for column in table.columns):
-            raise ValueError("the keys are of other columns")
+            raise ValueError("the columns of the keys differ from those expected")
         return table
 
 

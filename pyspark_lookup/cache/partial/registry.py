@@ -14,7 +14,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,10 @@ from pyspark_lookup.versions.model import (
     Rewrites,
     Table,
     TableVersion,
+    changed_names,
     differing_files,
     key_files,
     name_of_rows,
-    replay_rewrites,
 )
 
 FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
@@ -116,7 +116,8 @@ class Changes:
             rows[f"{number}.none"] = [stats is not None and stats.all_null for stats in column]
         rewrites = version.metadata.rewrites if version.metadata is not None and not about else ()
         rows["live"] = [True] * len(files)
-        table = pa.concat_tables([pa.table(rows, schema=self._schema()), self._rewritten(rewrites)])
+        written = pa.table(rows, schema=self._schema())
+        table = pa.concat_tables([written, self._rewritten(rewrites, {*rows["file"]})])
         table = table.replace_schema_metadata({_REWRITES: json.dumps(rewrites), _TABLE: _table_key(version), **about})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -195,14 +196,15 @@ class Changes:
                 return pa.concat_tables(parts)
         return None
 
-    def _rewritten(self, rewrites: Rewrites) -> pa.Table:
-        """The recorded bounds of the files that compactions have written, and of the files that they have replaced."""
+    def _rewritten(self, rewrites: Rewrites, live_names: Collection[str]) -> pa.Table:
+        """The recorded bounds of the files that compactions have written, and of the files that they have replaced, except `live_names`."""
         latest = self._latest_known() if rewrites else None
         before = self._record(latest) if latest is not None else None
         if before is None:
             return self._schema().empty_table()
         rows = _named(
-            before.replace_schema_metadata(), [name for rewrite in rewrites for names in rewrite for name in names]
+            before.replace_schema_metadata(),
+            [name for rewrite in rewrites for names in rewrite for name in names if name not in live_names],
         )
         return rows.set_column(rows.schema.get_field_index("live"), "live", pa.repeat(False, rows.num_rows))
 
@@ -271,11 +273,11 @@ def _find_changes(version: TableVersion, previous: TableVersion) -> list[Sequenc
     if changes is None:
         return None
     added_by_name, removed_by_name = changes
-    changed_names = replay_rewrites(rewrites, removed_by_name) ^ added_by_name.keys()
-    if not changed_names <= added_by_name.keys() | removed_by_name.keys():
+    names = changed_names(version, added_by_name, removed_by_name)
+    if not names <= added_by_name.keys() | removed_by_name.keys():
         # Some files that a compaction has written are in neither version, so it cannot be left out: all files count.
         return [[*by_name.values()] for by_name in changes]
-    return [[file for name, file in by_name.items() if name in changed_names] for by_name in changes]
+    return [[file for name, file in by_name.items() if name in names] for by_name in changes]
 
 
 def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:
@@ -289,7 +291,8 @@ def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:
     on_record = _names(after)
     changed: set[str] = set()
     for new_names, replaced in rewrites:
-        if new_names and old_names.issuperset(new_names):  # the earlier version already has this compaction
+        written_names = set(new_names).difference(replaced)
+        if written_names and old_names.issuperset(written_names):  # the earlier version already has this compaction
             continue
         # A compaction is left out only if the bounds of all its files are on record.
         if (old_names | on_record).issuperset(replaced) and on_record.issuperset(new_names):

@@ -38,6 +38,8 @@ from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats.inference import Inferred
 from pyspark_lookup.storage.stores import FileVersion, Range
 
+Data = bytes | memoryview
+
 _EXTENSIONS = {
     ".parquet": FileFormatName.PARQUET, ".parq": FileFormatName.PARQUET, ".pq": FileFormatName.PARQUET,
     ".arrow": FileFormatName.ARROW, ".feather": FileFormatName.ARROW, ".ipc": FileFormatName.ARROW,
@@ -51,7 +53,7 @@ _PART = 1024 * 1024
 _DOUBTFUL_BYTES, _DOUBTFUL_RATIO = 64 * _PART, 50
 
 
-def _decompress(open_file: Callable[[io.BytesIO], gzip.GzipFile | bz2.BZ2File], content: bytes) -> bytes:
+def _decompress(open_file: Callable[[io.BytesIO], gzip.GzipFile | bz2.BZ2File], content: Data) -> bytes:
     """The decompressed content. Raises NotSupportedError for content that is too large to be read, before this takes much memory."""
     if not content:  # a file without rows
         return b""
@@ -75,10 +77,21 @@ def _decompress(open_file: Callable[[io.BytesIO], gzip.GzipFile | bz2.BZ2File], 
         return file.read()
 
 
-DECOMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
+DECOMPRESS: Mapping[str, Callable[[Data], bytes]] = {
     ".gz": functools.partial(_decompress, lambda file: gzip.GzipFile(fileobj=file)),
     ".bz2": functools.partial(_decompress, bz2.BZ2File),
 }
+
+
+def decompressed(file: FileVersion, content: Data) -> Data:
+    """The content of a file, decompressed if its name has the suffix of a compression."""
+    for suffix, decompress in DECOMPRESS.items():
+        if base_name(file.url).endswith(suffix):
+            try:
+                content = decompress(content)
+            except NotSupportedError as problem:
+                raise NotSupportedError(f"{redact('path', file.url)}: {problem}") from None
+    return content
 
 
 def detect_format(urls: Sequence[str]) -> FileFormatName:
@@ -149,8 +162,6 @@ def _apply_spark_type(kind: pa.DataType, spark_type: Any) -> pa.DataType:
         return pa.map_(key, kind.item_field.with_type(_apply_spark_type(kind.item_type, spark_type.get("valueType"))))
     return kind
 
-
-Data = bytes | memoryview
 
 BATCH_ROWS = 65536
 _TAIL_BYTES = 64 * 1024

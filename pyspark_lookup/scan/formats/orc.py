@@ -35,7 +35,16 @@ from pyspark_lookup.columnar.types import lenient_schema, split_type, unreadable
 from pyspark_lookup.core import memory
 from pyspark_lookup.core.forks import cached_property
 from pyspark_lookup.errors import SchemaError, raise_ours
-from pyspark_lookup.scan.formats.model import BATCH_ROWS, Data, FileIndex, RangesFile, Unit, reading, typed_fields
+from pyspark_lookup.scan.formats.model import (
+    BATCH_ROWS,
+    Data,
+    FileIndex,
+    RangesFile,
+    Unit,
+    decompressed,
+    reading,
+    typed_fields,
+)
 from pyspark_lookup.storage.stores import FileVersion, Range
 
 Numbers = npt.NDArray[np.int64]
@@ -411,6 +420,11 @@ class OrcTail:
             raise ValueError(f"a stripe has no nanoseconds for the timestamps in column {column}")
         return np.zeros(0, np.int64)
 
+    @cached_property
+    def reader_of_seconds(self) -> pa.orc.ORCFile:
+        """A reader of the file `with_seconds`."""
+        return pa.orc.ORCFile(pa.PythonFile(self.with_seconds(), mode="r"))
+
     def with_seconds(self) -> RangesFile:
         """The same file, with a footer that declares times as numbers.
 
@@ -451,7 +465,7 @@ class OrcTail:
         return any(bytes(key) == b"iceberg.id" for attribute in attributes for key in _parts(attribute, 1))
 
 
-def read_tail(content: bytes) -> OrcTail:
+def read_tail(content: Data) -> OrcTail:
     """The decoded end of the ORC file with the bytes `content`. Raises ValueError if these do not end like an ORC file."""
     data = memoryview(content)
     length = data[-1] if data else 0
@@ -652,12 +666,15 @@ _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 
 
 class OrcIndex(FileIndex):
-    """The index of an ORC file. `declared`: the columns that the user declares, because Hive's files do not say which times are instants."""
+    """The index of an ORC file. `declared`: the columns that the user declares, because Hive's files do not say which times are instants.
+
+    It does not keep the file's bytes, `content`, because the indexes of many files are kept.
+    """
 
     def __init__(
-        self, file: FileVersion, content: bytes, ranges: list[Range], declared: pa.Schema | None = None
+        self, file: FileVersion, content: Data, ranges: list[Range], declared: pa.Schema | None = None
     ) -> None:
-        self._file, self._ranges, self._content = file, ranges, content
+        self._file, self._ranges = file, ranges
         self._raw = pa.orc.ORCFile(pa.BufferReader(content)).schema
         names = self._raw.names
         # Old versions of Hive write `_col0`, `_col1`, … into files instead of the names of the table's columns.
@@ -681,33 +698,15 @@ class OrcIndex(FileIndex):
         self.units = [Unit(0, 0)]
         self._times = {field.name for field in self._raw if _has_times(field.type)}
         self._converts: dict[str, list[Convert | None]] = {}
+        tail = read_tail(content)
         for raw, stored in zip(self._raw, self._stored, strict=True):
-            leaves = list(self._leaves(raw.type, stored.type)) if unreadable(stored.type) is None else []
+            leaves = list(_leaves(raw.type, stored.type, tail)) if unreadable(stored.type) is None else []
             if any(leaves):
                 self._converts[raw.name] = leaves
 
     @property
     def stored_schema(self) -> pa.Schema:
         return self._stored
-
-    @cached_property
-    def _tail(self) -> OrcTail:
-        return read_tail(self._content)
-
-    def _leaves(self, raw: pa.DataType, stored: pa.DataType) -> Iterator[Convert | None]:
-        """For each flat part of a column, the function that converts what pyarrow reads to the file's type and to the Gregorian calendar."""
-        shape, parts = split_type(raw)
-        if shape is not None:
-            for raw_part, stored_part in zip(parts, split_type(stored)[1], strict=True):
-                yield from self._leaves(raw_part, stored_part)
-        elif pa.types.is_date32(raw):
-            yield gregorian_dates if self._tail.hybrid else None
-        elif pa.types.is_timestamp(raw):
-            # pyarrow's nanoseconds can hold only times for which both calendars agree, if they were written in UTC.
-            instant = stored.tz is not None and raw.tz is None
-            yield functools.partial(_cast, kind=pa.timestamp("ns", tz="UTC")) if instant else None
-        else:
-            yield None if raw == stored else functools.partial(_cast, kind=stored)
 
     def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]:
         return self._ranges
@@ -716,12 +715,12 @@ class OrcIndex(FileIndex):
         with reading(self._file, "orc"):
             # If no column is requested, the reader returns no rows, so the first column is read to count them.
             read = list(columns) or self.schema.names[:1]
-            file = pa.orc.ORCFile(pa.BufferReader(self._content))
-            as_it_is = self._times.isdisjoint(read) or all(
-                stripe.time_zone in UTC_NAMES for stripe in self._tail.stripes
-            )
+            source.seek(0)
+            content = decompressed(self._file, source.read())
+            tail, file = read_tail(content), pa.orc.ORCFile(pa.BufferReader(content))
+            as_it_is = self._times.isdisjoint(read) or all(stripe.time_zone in UTC_NAMES for stripe in tail.stripes)
             for number in range(file.nstripes):
-                self._check_room(number, read)
+                self._check_room(tail, number, read)
                 try:
                     batch = file.read_stripe(number, columns=self._select_columns(read)) if as_it_is else None
                 except pa.ArrowInvalid as problem:
@@ -729,15 +728,15 @@ class OrcIndex(FileIndex):
                         raise
                     batch = None
                 if batch is None:
-                    batch = self._read_exact_times(number, read, columns)
+                    batch = self._read_exact_times(tail, number, read, columns)
                 else:
                     batch = convert_columns(batch.select(list(columns)), self._converts)
                 for start in range(0, batch.num_rows, BATCH_ROWS):
                     yield batch.slice(start, BATCH_ROWS)
 
-    def _check_room(self, number: int, columns: Sequence[str]) -> None:
+    def _check_room(self, tail: OrcTail, number: int, columns: Sequence[str]) -> None:
         """Raise MemoryError if a stripe does not fit into free memory. A stripe is read as a whole, and a few bytes may stand for many rows."""
-        rows = self._tail.rows[number]
+        rows = tail.rows[number]
         size = rows * sum(_least_bytes(self._raw.field(name).type) for name in columns)
         if not memory.has_room(size):
             raise MemoryError(
@@ -750,24 +749,38 @@ class OrcIndex(FileIndex):
         mistaken = any(name[:at] in structs for name in columns for at, mark in enumerate(name) if mark == ".")
         return None if mistaken else list(columns)
 
-    def _read_exact_times(self, number: int, read: Sequence[str], columns: Sequence[str]) -> pa.RecordBatch:
+    def _read_exact_times(
+        self, tail: OrcTail, number: int, read: Sequence[str], columns: Sequence[str]
+    ) -> pa.RecordBatch:
         """The rows of a stripe, even if it has times that pyarrow cannot hold, or times of a writer whose time zone is not UTC.
 
         `columns`: the columns to return. `read`: the same columns, or another one if there are none, because pyarrow needs one to count the rows.
         """
         converts = dict(self._converts)
         for name in self._times.intersection(read):
-            times = StoredTimes(self._tail, self._tail.stripes[number], f"column {name!r} of {self._file.url}")
+            times = StoredTimes(tail, tail.stripes[number], f"column {name!r} of {self._file.url}")
             raw, stored = self._raw.field(name).type, self._stored.field(name).type
             converters = iter(self._converts.get(name) or [None] * _leaf_count(raw))
-            numbers = iter(self._tail.leaf_columns(name, self._raw))
+            numbers = iter(tail.leaf_columns(name, self._raw))
             converts[name] = list(_exact_leaves(raw, stored, times, numbers, converters))
-        batch = self._with_seconds.read_stripe(number, columns=self._select_columns(read))
+        batch = tail.reader_of_seconds.read_stripe(number, columns=self._select_columns(read))
         return convert_columns(batch.select(list(columns)), converts)
 
-    @cached_property
-    def _with_seconds(self) -> pa.orc.ORCFile:
-        return pa.orc.ORCFile(pa.PythonFile(self._tail.with_seconds(), mode="r"))
+
+def _leaves(raw: pa.DataType, stored: pa.DataType, tail: OrcTail) -> Iterator[Convert | None]:
+    """For each flat part of a column, the function that converts what pyarrow reads to the file's type and to the Gregorian calendar."""
+    shape, parts = split_type(raw)
+    if shape is not None:
+        for raw_part, stored_part in zip(parts, split_type(stored)[1], strict=True):
+            yield from _leaves(raw_part, stored_part, tail)
+    elif pa.types.is_date32(raw):
+        yield gregorian_dates if tail.hybrid else None
+    elif pa.types.is_timestamp(raw):
+        # pyarrow's nanoseconds can hold only times for which both calendars agree, if they were written in UTC.
+        instant = stored.tz is not None and raw.tz is None
+        yield functools.partial(_cast, kind=pa.timestamp("ns", tz="UTC")) if instant else None
+    else:
+        yield None if raw == stored else functools.partial(_cast, kind=stored)
 
 
 def _exact_leaves(

@@ -259,8 +259,9 @@ class ParquetIndex(FileIndex):
             read_dictionary=None if dictionary is None else [dictionary],
             coerce_int96_timestamp_unit="us",
             pre_buffer=False,
-            # Files of managed tables have page checksums; those of other writers are not always right.
-            page_checksum_verification=self._file.immutable,
+            # Files of managed tables, which have the table's column names, have page checksums. Those of other writers are not always right,
+            # and Java's reader does not look at them.
+            page_checksum_verification=self._file.immutable and self._file.columns is None,
         )
         yield from file.reader.iter_batches(rows, row_groups=[unit.number], column_indices=leaves, use_threads=False)
 

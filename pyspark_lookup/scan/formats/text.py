@@ -122,7 +122,15 @@ def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:
     """Raise OptionError if quoted text has a quote with a backslash in front, although without `lookup.csv.escape` quotes must be doubled."""
     quote, sep = (re.escape(text.encode()) for text in (options.quote, options.sep))
     # A quote after a backslash that is neither doubled nor at the end of the quoted text.
-    if re.search(rb"\\" + quote + rb"(?!" + quote + rb"|[\r\n" + sep + rb"]|\Z)", content):
+    escaped = re.compile(rb"\\" + quote + rb"(?!" + quote + rb"|[\r\n" + sep + rb"]|\Z)")
+    if escaped.search(content) is None:
+        return
+    try:  # by the escapes that Spark writes: otherwise a text may seem to end before such a quote
+        texts = _Quoting(dataclasses.replace(options, escape="\\")).texts(content)
+        is_inside = any(escaped.search(content, begin, end) for begin, _, end in texts)
+    except ValueError:  # the last one has no end
+        is_inside = True
+    if is_inside:
         raise OptionError(
             f"{url} has \\{options.quote} inside quoted text, as Spark writes it: set lookup.csv.escape = '\\' (or "
             f"'{options.quote}', if the file doubles quotes, and the backslash is part of the text)"

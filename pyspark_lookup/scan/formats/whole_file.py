@@ -15,13 +15,12 @@ from pyspark_lookup.options.groups import CsvOptions
 from pyspark_lookup.scan.formats.inference import fits
 from pyspark_lookup.scan.formats.model import (
     BATCH_ROWS,
-    DECOMPRESS,
     TEXT_AT_MOST,
     Data,
     FileIndex,
     RangesFile,
     Unit,
-    base_name,
+    decompressed,
     reading,
 )
 from pyspark_lookup.scan.formats.orc import OrcIndex
@@ -58,12 +57,7 @@ class WholeFileFormat:
         blocks = [data[part] for part in self.first_ranges(file)]
         content = bytes(blocks[0]) if len(blocks) == 1 else b"".join(blocks)
         with reading(file, self._name.value):
-            for suffix, decompress in DECOMPRESS.items():
-                if base_name(file.url).endswith(suffix):
-                    try:
-                        content = decompress(content)
-                    except NotSupportedError as problem:
-                        raise NotSupportedError(f"{redact('path', file.url)}: {problem}") from None
+            content = bytes(decompressed(file, content))
             if self._name is FileFormatName.ORC:
                 return OrcIndex(file, content, self.first_ranges(file), self._declared)
             if len(content) > TEXT_AT_MOST:

@@ -7,6 +7,7 @@ otherwise with one request for each commit.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import functools
@@ -536,27 +537,10 @@ class DeltaLog:
         Delta defines a commit's timestamp as its `inCommitTimestamp`, once the table has `delta.enableInCommitTimestamps`; before that, as
         the time at which the commit's file was written.
         """
-        has_commit_times = state.configuration.get("delta.enableInCommitTimestamps", "").lower() == "true"
-        try:
-            since = (
-                int(state.configuration.get("delta.inCommitTimestampEnablementVersion") or 0)
-                if has_commit_times
-                else math.inf
-            )
-        except ValueError as problem:
-            raise DamagedFileError(
-                f"{self._redacted_path}: version {state.version} of the Delta table cannot be read: its property "
-                f"delta.inCommitTimestampEnablementVersion is not a whole number ({problem}): {RESTORE_LOG}"
-            ) from None
-        recorded_times: list[tuple[int, int]] = []
-        for version, file in commits:
-            at_ms: Any = None
-            if version >= since:
-                commit_infos = (action["commitInfo"] for action in self.read_commit(file) if action.get("commitInfo"))
-                info: dict[str, Any] = next(commit_infos, {})
-                at_ms = info.get("inCommitTimestamp")
-            at_ms = int((file.modified_at_s or 0) * 1000) if at_ms is None else as_count(at_ms)
-            recorded_times.append((version, at_ms))
+        since = self._dated_since(state)
+        recorded_times = [
+            (version, self._read_time(file) if version >= since else _written_at_ms(file)) for version, file in commits
+        ]
         # In a copied log, the files are newer than the commits. So the commits without an inCommitTimestamp count as earlier than the first
         # commit that has one.
         limit = next((at_ms for version, at_ms in recorded_times if version >= since), math.inf)
@@ -565,6 +549,38 @@ class DeltaLog:
             later = max(at_ms, times[-1][1] + 1) if times else at_ms
             times.append((version, later if version >= since else int(min(later, limit - 1))))
         return times
+
+    def select_commits(
+        self, state: DeltaState, commits: Sequence[tuple[int, FileVersion]], at_ms: int
+    ) -> Sequence[tuple[int, FileVersion]]:
+        """Those of `commits` whose `commit_times` tell which of them was the last at a time (Unix ms). Reads few commits."""
+        since = self._dated_since(state)
+        first = bisect.bisect_left(commits, since, key=lambda commit: commit[0])
+        dated = commits[first:]
+        if dated and self._read_time(dated[-1][1]) <= at_ms:
+            return dated[-1:]
+        # The protocol has these times ascend.
+        count = bisect.bisect_right(dated, at_ms, key=lambda commit: self._read_time(commit[1]))
+        return dated[count - 1 : count + 1] if count else commits[: first + 1]
+
+    def _dated_since(self, state: DeltaState) -> float:
+        """The first version whose commit states its own time; infinity if none does."""
+        if state.configuration.get("delta.enableInCommitTimestamps", "").lower() != "true":
+            return math.inf
+        try:
+            return int(state.configuration.get("delta.inCommitTimestampEnablementVersion") or 0)
+        except ValueError as problem:
+            raise DamagedFileError(
+                f"{self._redacted_path}: version {state.version} of the Delta table cannot be read: its property "
+                f"delta.inCommitTimestampEnablementVersion is not a whole number ({problem}): {RESTORE_LOG}"
+            ) from None
+
+    def _read_time(self, file: FileVersion) -> int:
+        """The `inCommitTimestamp` of a commit, or the time at which its file was written if it has none (Unix ms)."""
+        infos = (action["commitInfo"] for action in self.read_commit(file) if action.get("commitInfo"))
+        info: dict[str, Any] = next(infos, {})
+        at_ms = info.get("inCommitTimestamp")
+        return _written_at_ms(file) if at_ms is None else as_count(at_ms)
 
     def read_commit(self, file: FileVersion) -> list[dict[str, Any]]:
         """The actions of a commit. Raises DamagedFileError for a malformed commit."""
@@ -717,6 +733,10 @@ def _find_commits(files: Sequence[FileVersion]) -> dict[int, FileVersion]:
         if match is not None:
             commits[int(match[1])] = file
     return commits
+
+
+def _written_at_ms(file: FileVersion) -> int:
+    return int((file.modified_at_s or 0) * 1000)
 
 
 def _parse_version(file: FileVersion) -> int:

@@ -58,7 +58,7 @@ from pyspark_lookup.sources.delta.actions import Add, Key, Statistics, Vector, d
 from pyspark_lookup.sources.delta.base_files import EXACT_DIGITS, ROUNDED_BITS, BaseFiles
 from pyspark_lookup.sources.delta.log import LOG_DIRECTORY, RESTORE_LOG, DeltaLog, RatifiedCommits
 from pyspark_lookup.sources.delta.state import DeltaState
-from pyspark_lookup.sources.delta.unity import CALL_S, UnityCatalog, UnityLender, UnityTable
+from pyspark_lookup.sources.delta.unity import CALL_S, UnityCatalog, UnityCredentialVendor, UnityTable
 from pyspark_lookup.storage.disk import digest_of, key_of
 from pyspark_lookup.storage.stores import (
     CATALOG_SCHEME,
@@ -308,8 +308,8 @@ class DeltaSource(VersionSource):
         self._in_catalog = in_catalog
         if in_catalog is not None:
             self.url_prefixes = (CATALOG_SCHEME,)
-            parts.host.asks_catalog(in_catalog.lender.name, CALL_S)
-            principal = in_catalog.lender.catalog.principal
+            parts.host.asks_catalog(in_catalog.vendor.name, CALL_S)
+            principal = in_catalog.vendor.catalog.principal
             self._authorisations = Authorisations(parts.context, in_catalog.authorise_every_s, principal)
         self._logs: dict[Place, DeltaLog] = {}
         self._newest: dict[str, Newest] = {}
@@ -331,8 +331,8 @@ class DeltaSource(VersionSource):
             shared[key] = UnityCatalog.of_options(options, clock, rng.random)
         place = *key, options.files.path, named.authorise_every_s
         if place not in shared:
-            lender = UnityLender(shared[key], options.files.path)
-            shared[place] = InCatalog(lender, CredentialHolder(lender, clock, rng.random), named.authorise_every_s)
+            vendor = UnityCredentialVendor(shared[key], options.files.path)
+            shared[place] = InCatalog(vendor, CredentialHolder(vendor, clock, rng.random), named.authorise_every_s)
         return cast("InCatalog", shared[place])
 
     @classmethod
@@ -371,8 +371,14 @@ class DeltaSource(VersionSource):
         table, newest = question.table, self._read_newest(question.table)
         place, log, state = newest.place, newest.log, newest.state
         if isinstance(table.pinned, datetime.datetime):
-            times = functools.partial(read_again, lambda: log.commit_times(state, newest.commits()), SourceChangedError)
-            number = self._times.find(table.url, state.table_id, table.pinned, times)
+
+            def list_times(at_ms: int) -> list[tuple[int, int]]:
+                def read() -> list[tuple[int, int]]:
+                    return log.commit_times(newest.state, log.select_commits(newest.state, newest.commits(), at_ms))
+
+                return read_again(read, SourceChangedError)
+
+            number = self._times.find(table.url, state.table_id, table.pinned, list_times)
             state = log.read_state(number, state, newest.ratified)
         elif table.pinned is not None:
             try:
@@ -399,7 +405,7 @@ class DeltaSource(VersionSource):
         except UNREADABLE:
             return None
         if self._in_catalog is not None and place.catalog_id is not None:
-            self._in_catalog.lender.remember(place.catalog_id, place.location)
+            self._in_catalog.vendor.remember(place.catalog_id, place.location)
         state = self._log(place).find_cached_state(metadata.table_id, metadata.position)
         return None if state is None else self._version(table, place, state)
 
@@ -437,24 +443,24 @@ class DeltaSource(VersionSource):
         """(the catalog's answer about a table, the table's ratified commits if the answer has them). One call.
 
         One or two more if it is time to have the catalog confirm that the principal may read the table: a catalog tells many who may not read a
-        table where it is, but does not lend them credentials.
+        table where it is, but does not vend them credentials.
         """
         assert self._in_catalog is not None
-        lender, last = self._in_catalog.lender, self._newest.get(table.url)
+        vendor, last = self._in_catalog.vendor, self._newest.get(table.url)
         with self._authorisations.withdrawing(table):
             is_managed = last is not None and last.ratified is not None
             if last is not None and is_managed and self._authorisations.allows(table, last.place.catalog_id):
-                managed = lender.catalog.load_managed(lender.table)
+                managed = vendor.catalog.load_managed(vendor.table)
                 if managed is not None and managed[0].id == last.place.catalog_id:
                     return managed
-            unity_table = lender.catalog.load(lender.table)
+            unity_table = vendor.catalog.load(vendor.table)
             # Also if the table was created again, and credentials of the old one are at hand.
-            if lender.lent_id not in (None, unity_table.id) or not self._authorisations.allows(table, unity_table.id):
+            if vendor.vended_id not in (None, unity_table.id) or not self._authorisations.allows(table, unity_table.id):
                 self._confirm(table, unity_table.id)
         return unity_table, None
 
     def _confirm(self, table: Table, catalog_id: str) -> None:
-        """Have the catalog lend credentials for the table with this id, and record that it did."""
+        """Have the catalog vend credentials for the table with this id, and record that it did."""
         assert self._in_catalog is not None
         principal_key = self._authorisations.key(table)
         asked_s = self._in_catalog.holder.ask()
@@ -478,22 +484,22 @@ class DeltaSource(VersionSource):
             return
         # One process of the host asks, the others wait for its answer. It asks for the whole table: the answer to the question for credentials
         # does not have its row filters and column masks.
-        lender = self._in_catalog.lender
+        vendor = self._in_catalog.vendor
         with self._parts.host.lock("authorise", table.id, pauses=True):
             if self._authorisations.allows(table, catalog_id):
                 return
             with self._authorisations.withdrawing(table):
-                unity_table = lender.catalog.load(lender.table)
+                unity_table = vendor.catalog.load(vendor.table)
                 if unity_table.id != catalog_id:
-                    raise replaced_table_error(lender.name, lender.table)
+                    raise replaced_table_error(vendor.name, vendor.table)
                 self._confirm(table, unity_table.id)
 
     def _ratified(self, place: Place) -> RatifiedCommits:
         assert self._in_catalog is not None
         assert place.catalog_id is not None
         try:
-            lender = self._in_catalog.lender
-            return lender.catalog.ratified_commits(lender.table, place.catalog_id, place.location)
+            vendor = self._in_catalog.vendor
+            return vendor.catalog.ratified_commits(vendor.table, place.catalog_id, place.location)
         except UfsNotFoundError as problem:
             # The race: the table was dropped after the catalog had told its id. Another table may have its name now.
             raise SourceChangedError(str(problem)) from problem
@@ -567,9 +573,9 @@ class DeltaSource(VersionSource):
 
 @dataclasses.dataclass(frozen=True)
 class InCatalog:
-    """A table as a Unity catalog has it: the lender and the holder of its credentials, and for how long an authorisation holds."""
+    """A table as a Unity catalog has it: the vendor and the holder of its credentials, and for how long an authorisation holds."""
 
-    lender: UnityLender
+    vendor: UnityCredentialVendor
     holder: CredentialHolder
     authorise_every_s: float
 

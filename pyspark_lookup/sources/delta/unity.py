@@ -36,7 +36,7 @@ from pyspark_lookup.options.lookup_options import KindOptions, LookupOptions
 from pyspark_lookup.sources.catalogs import CatalogOptions
 from pyspark_lookup.sources.credentials import CREDENTIALS, CredentialOptions, Credentials
 from pyspark_lookup.sources.delta.log import RatifiedCommits
-from pyspark_lookup.storage.stores import LentCredentials, azure_account, renewed_after_s
+from pyspark_lookup.storage.stores import VendedCredentials, azure_account, renewed_after_s
 
 PROPERTIES = ("oauth2-server-uri", "scope", "type", "uri")
 """The properties of such a catalog."""
@@ -100,19 +100,19 @@ class UnityTable:
     is_catalog_managed: bool
 
 
-class UnityLender:
-    """Lends the credentials of one table. `lent_id`: the id of the table for which it last lent some; None: it has lent none yet."""
+class UnityCredentialVendor:
+    """Vends the credentials of one table. `vended_id`: the id of the table for which it last vended some; None: it has vended none yet."""
 
     def __init__(self, catalog: UnityCatalog, table: str) -> None:
         self.catalog = catalog
         self.table = table
         self.name = catalog.name
-        self.lent_id: str | None = None
+        self.vended_id: str | None = None
 
-    def lend(self) -> Sequence[LentCredentials]:
+    def vend(self) -> Sequence[VendedCredentials]:
         unity_table = self.catalog.find(self.table)
-        credentials = self.catalog.lend(self.table, unity_table)
-        self.lent_id = unity_table.id
+        credentials = self.catalog.vend(self.table, unity_table)
+        self.vended_id = unity_table.id
         return credentials
 
     def remember(self, table_id: str, location: str) -> None:
@@ -196,7 +196,7 @@ class UnityCatalog:
         if kind not in _READ_TYPES:
             label = "foreign table" if kind == "FOREIGN" else kind.lower().replace("_", " ")
             raise NotSupportedError(
-                f"{table} in {self.name} is a {label}, whose rows only the catalog's own engines can return: read a table that has them"
+                f"{table} in {self.name} is a {label}, whose rows only the catalog's own engines can return: write its rows to a table, and read that"
             )
         if form == "ICEBERG":
             catalog = table.partition(".")[0]
@@ -216,9 +216,9 @@ class UnityCatalog:
             )
 
     def load_managed(self, table: str) -> tuple[UnityTable, RatifiedCommits] | None:
-        """What the catalog says about a table that it manages, without its row filters and column masks. One call, or none.
+        """What the catalog says about a table that it manages; None if the catalog lacks this API. One call, or none if it is known to lack it.
 
-        None if the catalog has no such API. Raises the errors of `load`.
+        The answer does not tell of row filters and column masks: `load` refuses tables that have them. Raises the errors of `load`.
         """
         if not self._has_delta_api:
             return None
@@ -263,8 +263,8 @@ class UnityCatalog:
         """What this process knows about a table; the catalog is asked if it knows nothing."""
         return self._tables.get(table) or self.load(table)
 
-    def lend(self, table: str, unity_table: UnityTable) -> Sequence[LentCredentials]:
-        """Credentials for the files of a table, see `Lender.lend`. One call."""
+    def vend(self, table: str, unity_table: UnityTable) -> Sequence[VendedCredentials]:
+        """Credentials for the files of a table, see `CredentialVendor.vend`. One call."""
         question = {"table_id": unity_table.id, "operation": "READ"}
         answer, answered_s = self._ask_at("POST", "/temporary-table-credentials", table, question)
         try:
@@ -274,10 +274,10 @@ class UnityCatalog:
             prefix = f"{as_text(answer.get('url') or unity_table.location).rstrip('/')}/"
         except UNREADABLE:  # its text may have a credential
             raise_ours(self._unreadable(table, None), None)
-        return [LentCredentials(prefix, options, expires_in_s)] if options else []
+        return [VendedCredentials(prefix, options, expires_in_s)] if options else []
 
     def remember(self, table: str, unity_table: UnityTable) -> None:
-        """Keep what another process knows about a table, see `UnityLender.remember`."""
+        """Keep what another process knows about a table, see `UnityCredentialVendor.remember`."""
         self._tables = {table: unity_table, **self._tables}
 
     # --- requests -----------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
 """`FilesSource`: the versions of tables of plain files. A version is the set of data files that one listing shows while no job writes.
 
-Spark's jobs leave more than data files in a directory: temporary files of jobs that still write or have died, and the log of a streaming
-sink.
+Spark's jobs leave more than data files in a directory: temporary files of jobs that still write or have died, the log of a streaming
+sink, and the marker files of Databricks' commit protocol.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import posixpath
@@ -16,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.columnar.keys import as_bools, as_indices
+from pyspark_lookup.columnar.keys import Numbers, as_bools, as_indices
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.core.decoding import UNREADABLE, as_text, describe_fault
+from pyspark_lookup.core.decoding import UNREADABLE, as_text, as_texts, describe_fault
 from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import (
@@ -123,8 +124,12 @@ def _is_skipped(name: str) -> bool:
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
+# `__magic` and, since Hadoop 3.4, `__magic_job-<id>` are those of S3A's magic committer, `.staging_<ms>` those of Flink.
+_JOB_PREFIXES = ("__magic", ".spark-staging-", ".hive-staging", "_spark_staging", ".staging_")
+
+
 def _is_job_directory(name: str) -> bool:
-    return name in ("_temporary", "__magic") or name.startswith((".spark-staging-", ".hive-staging", "_spark_staging"))
+    return name == "_temporary" or name.startswith(_JOB_PREFIXES)
 
 
 def _reach(listing: Listing, pattern: str) -> list[str]:
@@ -174,6 +179,60 @@ def select_committed(
         names = split_urls(files.urls)[2]
         return files.filter(as_bools(pc.is_in(names, value_set=pa.array(list(committed_names), pa.string()))))
     return tuple(file for file in files if file.url.rsplit("/", 1)[-1] in committed_names)
+
+
+def select_visible(
+    blocks: BlockCache, listing: Listing, files: tuple[FileVersion, ...] | ListedFiles
+) -> tuple[FileVersion, ...] | ListedFiles:
+    """The files that are visible by Databricks' commit protocol (DBIO); all of them if no directory has its marker files.
+
+    A job writes `_started_<id>` into a directory, files named `…-tid-<id>-…`, and at its end `_committed_<id>`: a JSON object with the names
+    that it has `added`, and those of other files that it has `removed`, which stay there until VACUUM. An empty `_committed_<id>` does not
+    count. Files without `<id>` are visible, and those of an `<id>` without markers: VACUUM removes markers, too. Raises DamagedFileError for a
+    malformed marker file.
+    """
+    started = _find_markers(listing, "_started_")
+    committed = [file for file in _find_markers(listing, "_committed_") if file.size > 0]
+    if not started and not committed:
+        return files
+    added_urls, removed_urls = set[str](), set[str]()
+    locations = [blocks.get_blocks_and_locations(file.url, file) for file in committed]
+    contents = blocks.read([(location, [(0, location.file.size)]) for location in locations])
+    for file, (data,) in zip(committed, contents, strict=True):
+        directory = posixpath.dirname(file.url)
+        try:
+            changes = json.loads(bytes(data))
+            for names, urls in ((changes["added"], added_urls), (changes["removed"], removed_urls)):
+                urls.update(f"{directory}/{name}" for name in as_texts(names))
+        except UNREADABLE as problem:
+            raise DamagedFileError(
+                f"{redact('path', file.url)} is damaged: it does not say which files a job on Databricks has added and removed ({describe_fault(problem)}). "
+                "Restore it, or write the table again"
+            ) from None
+    urls = files.urls if isinstance(files, ListedFiles) else pa.array([file.url for file in files], pa.string())
+    jobs = pc.extract_regex(urls, r"^(?P<directory>.*)/[^/]*-tid-(?P<id>[a-z0-9]+)-[^/]*$")
+    jobs = pc.binary_join_element_wise(pc.struct_field(jobs, "directory"), pc.struct_field(jobs, "id"), "/")
+    began = _is_in(jobs, {_job_of(file, "_started_") for file in started})
+    has_committed = _is_in(jobs, {_job_of(file, "_committed_") for file in committed})
+    is_visible = np.where(has_committed, _is_in(urls, added_urls), ~began) & ~_is_in(urls, removed_urls)
+    return files.filter(is_visible) if isinstance(files, ListedFiles) else tuple(itertools.compress(files, is_visible))
+
+
+def _find_markers(listing: Listing, prefix: str) -> list[FileVersion]:
+    """The listed files whose names begin with `prefix`."""
+    files = listing.files
+    if isinstance(files, ListedFiles):
+        files = tuple(files.filter(as_bools(pc.match_substring(files.urls, f"/{prefix}"))))
+    return [file for file in files if f"/{prefix}" in file.url and posixpath.basename(file.url).startswith(prefix)]
+
+
+def _job_of(marker: FileVersion, prefix: str) -> str:
+    directory, name = posixpath.split(marker.url)
+    return f"{directory}/{name.removeprefix(prefix)}"
+
+
+def _is_in(texts: pa.Array, values: set[str]) -> Numbers:
+    return as_bools(pc.is_in(texts, value_set=pa.array(list(values), pa.string())))
 
 
 # --- jobs that write ------------------------------------------------------------------------------
@@ -481,17 +540,18 @@ class FilesSource(VersionSource):
             # A job that overwrites the table has removed all its files and not put new ones yet, so the kind of table cannot be seen.
             busy = TableBusyError(
                 f"{redact('path', status.url)} holds no data file, only {ignored_directories[0]} of a job that is overwriting the table or has died: wait for the job, "
-                "or write the table again"
+                "or, if you know that no job runs, write the table again"
             )
             busy.listing = status
             raise busy from None
         self._refuse_files(files)
         if "_spark_metadata" in status.directories:
             files = select_committed(self._parts.blocks, status, files)
-            if not files:
-                raise TableEmptyError(
-                    f"there is no table at {redact('path', table.url)}: its streaming sink has committed no file"
-                )
+        files = select_visible(self._parts.blocks, status, files)
+        if not len(files):
+            raise TableEmptyError(
+                f"there is no table at {redact('path', table.url)}: no stream and no job that wrote its files has committed one"
+            )
         version = self._to_version(table, files)
         if not ignored_directories:  # whether a job is dead shows only with time
             self._latest = status, (table.id, past_jobs), version

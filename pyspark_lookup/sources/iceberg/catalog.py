@@ -30,11 +30,11 @@ from pyspark_lookup.errors import (
     raise_ours,
 )
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.sources.iceberg import lending
+from pyspark_lookup.sources.iceberg import vending
 from pyspark_lookup.sources.iceberg.metadata import find_table_id
 from pyspark_lookup.storage.stores import (
     FileVersion,
-    LentCredentials,
+    VendedCredentials,
 )
 from pyspark_lookup.storage.ufs import Ufs
 
@@ -135,24 +135,26 @@ _READER = "pyspark_lookup.sources.iceberg.pyiceberg_catalog"
 class CatalogAnswer:
     """A catalog's answer about a table: where its metadata lies.
 
-    From a REST catalog (`is_rest`) also the metadata itself, the table's id, the credentials that it lends for the table's files (`loan`), and
-    the `settings` with which these are renewed (see `lending.settings_of`).
+    From a REST catalog (`is_rest`) also the metadata itself, the table's id, the credentials that it vends for the table's files (`credentials`), and
+    the `settings` with which these are renewed (see `vending.settings_of`).
     """
 
     location: str
     metadata: dict[str, Any] | None = None
     table_id: str | None = None
-    loan: Sequence[LentCredentials] = ()
+    credentials: Sequence[VendedCredentials] = ()
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     is_rest: bool = False
 
     @property
-    def lends(self) -> bool:
+    def vends(self) -> bool:
         """Whether the credentials are for the table's location, and have not expired."""
         if self.metadata is None:
             return False
         directory = f"{self.metadata['location'].rstrip('/')}/"  # prefixes may end with a slash or not
-        return any(one.covers(directory) and (one.expires_in_s is None or one.expires_in_s > 0) for one in self.loan)
+        return any(
+            one.covers(directory) and (one.expires_in_s is None or one.expires_in_s > 0) for one in self.credentials
+        )
 
 
 class Catalog:
@@ -181,7 +183,7 @@ class Catalog:
 
     @property
     def is_rest(self) -> bool:
-        """Whether this is a REST catalog, which may lend credentials. Makes no call."""
+        """Whether this is a REST catalog, which may vend credentials. Makes no call."""
         if self._is_rest is None:
             kind, uri = self._properties.get("type", "").lower(), self._properties.get("uri", "")
             if kind or uri:  # so that most processes need not import PyIceberg to find out
@@ -237,25 +239,32 @@ class Catalog:
         try:
             location, metadata = as_text(content["metadata-location"]), content["metadata"]
             _, place = metadata["format-version"], as_text(metadata["location"])
-            config = lending.parse_config(content)
-            loan = lending.parse_loan(content, config, place, asked_s if answer.at_s is None else answer.at_s)
-            lending.refuse_conditions(content, config, bool(loan), words)
+            config = vending.parse_config(content)
+            credentials = vending.parse_credentials(
+                content, config, place, asked_s if answer.at_s is None else answer.at_s
+            )
+            vending.refuse_conditions(content, config, bool(credentials), words)
             table_id = find_table_id(metadata)
         except UNREADABLE:
             raise_ours(self._malformed_error(words), None)  # without its cause, whose text may have credentials
         return CatalogAnswer(
-            location, metadata, table_id, loan, {**lending.settings_of(config), _LOCATION: place}, is_rest=True
+            location,
+            metadata,
+            table_id,
+            credentials,
+            {**vending.settings_of(config), _LOCATION: place},
+            is_rest=True,
         )
 
-    def lend(
+    def vend(
         self, table: str, settings: Mapping[str, str] | None
-    ) -> tuple[Sequence[LentCredentials], CatalogAnswer | None]:
+    ) -> tuple[Sequence[VendedCredentials], CatalogAnswer | None]:
         """(the credentials of a table's files, the answer about the table if the catalog had to be asked for all of it). One call.
 
         `settings`: those of the last answer; None: there was none. Raises the errors of `load`.
         """
         endpoints = (settings or {}).get
-        endpoint = next((url for url in map(endpoints, lending.REFRESH_ENDPOINTS) if url is not None), None)
+        endpoint = next((url for url in map(endpoints, vending.REFRESH_ENDPOINTS) if url is not None), None)
         if settings is not None:
             reader, client = self._open()
             asked_s = self._now_s()
@@ -263,11 +272,11 @@ class Catalog:
             if answer is not None:
                 try:
                     at_s = asked_s if answer.at_s is None else answer.at_s
-                    return lending.parse_loan(answer.content, settings, settings[_LOCATION], at_s), None
+                    return vending.parse_credentials(answer.content, settings, settings[_LOCATION], at_s), None
                 except UNREADABLE:
                     raise_ours(self._malformed_error(f"the credentials of {table}"), None)
         whole = self.load(table)
-        return whole.loan, whole
+        return whole.credentials, whole
 
     def _malformed_error(self, words: str) -> CatalogUnavailableError:
         return CatalogUnavailableError(
@@ -301,7 +310,7 @@ class Catalog:
             with self._lock:
                 self._client = None
             raise CatalogUnavailableError(
-                f"the Iceberg catalog {self.name!r} has not answered within {self._call_s:g} s: try again later, or check the catalog's uri"
+                f"the Iceberg catalog {self.name!r} has not answered within {self._call_s:g} s: try again later, or check its uri (lookup.catalog.uri, or PyIceberg's configuration)"
             ) from None
 
 
@@ -326,8 +335,8 @@ _OTHER_LOGINS = re.compile(r"sigv4|google|entra|custom|credential_process|creden
 """Words of configurations whose credentials may come from a service of the machine or of a cloud."""
 
 
-class TableLender:
-    """Lends the credentials of one table of a catalog. `settings`: what the last answer said of the table's store; None: not known yet.
+class TableCredentialVendor:
+    """Vends the credentials of one table of a catalog. `settings`: what the last answer said of the table's store; None: not known yet.
 
     `read_settings`: returns the settings that another process of this host has recorded; None if there are none.
     """
@@ -339,10 +348,10 @@ class TableLender:
         self.settings: Mapping[str, str] | None = None
         self.read_settings: Callable[[], Mapping[str, str] | None] = lambda: None
 
-    def lend(self) -> Sequence[LentCredentials]:
+    def vend(self) -> Sequence[VendedCredentials]:
         if not self.catalog.is_rest:
             return ()
-        loan, answer = self.catalog.lend(self.table, self.settings or self.read_settings())
+        credentials, answer = self.catalog.vend(self.table, self.settings or self.read_settings())
         if answer is not None:
             self.settings = answer.settings
-        return loan
+        return credentials

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 from collections.abc import Callable, Container, Iterable, Sequence
 
@@ -25,7 +26,6 @@ from pyspark_lookup.versions.file_columns import ColumnFiles, FileColumns, split
 
 _WORD = (1 << 64) - 1
 _FACTOR = 0x9E3779B97F4A7C15  # odd; multiplying by it makes a code depend on the order of the deletes
-_AUTHORITY = r"^(?P<authority>[A-Za-z][A-Za-z0-9+.-]*:(?://[^/]*)?)"
 
 
 class IcebergColumns(FileColumns):
@@ -127,8 +127,8 @@ class IcebergColumns(FileColumns):
         if not self.index.has_positions:
             return np.zeros(self.base.rows, np.bool_)
         has_deletes: Numbers = self._is_named.copy()
-        for _, is_concerned in self._by_partition():
-            has_deletes |= is_concerned
+        for _, rows in self._by_partition():
+            has_deletes[rows] = True
         return has_deletes
 
     def find_equality_rows(self) -> Iterable[tuple[EqualityGroup, Numbers]]:
@@ -166,8 +166,8 @@ class IcebergColumns(FileColumns):
         concerned[rows] = True
         for row in np.flatnonzero(concerned & self._is_named).tolist():
             yield from self.file(row).deletes
-        for deletes, is_concerned in self._by_partition():
-            if (is_concerned & concerned).any():
+        for deletes, some in self._by_partition():
+            if concerned[some].any():
                 yield deletes
 
     def name_rows(self, file: FileVersion) -> str:
@@ -192,8 +192,8 @@ class IcebergColumns(FileColumns):
         codes = np.zeros(self.base.rows, np.uint64)
         if not self.index.has_positions:
             return codes
-        for deletes, is_concerned in self._by_partition():
-            codes[is_concerned] = codes[is_concerned] * np.uint64(_FACTOR) + np.uint64(_hash(deletes.name))
+        for deletes, rows in self._by_partition():
+            codes[rows] = codes[rows] * np.uint64(_FACTOR) + np.uint64(_hash(deletes.name))
         for row in np.flatnonzero(self._is_named).tolist():
             code = 0
             for deletes in self.file(row).deletes:
@@ -218,32 +218,46 @@ class IcebergColumns(FileColumns):
         return is_named
 
     def _by_partition(self) -> Iterable[tuple[Deletes, Numbers]]:
-        """(deletes, a mask of the files of `base` that they concern) for the deletes that may concern several files of a partition.
+        """(deletes, the rows of `base` that they concern) for the deletes that may concern several files of a partition. A row may be repeated.
 
-        Files that may have a deletion vector, or a delete file for this file only, are left out of the masks.
+        Files that may have a deletion vector, or a delete file for this file only, are left out.
+        """
+        for sequenced, parts in self._rows_by_deletes:
+            rows = np.concatenate(parts)
+            yield sequenced.deletes, rows[self.base.sequences[rows] <= sequenced.sequence]
+
+    @cached_property
+    def _rows_by_deletes(self) -> list[tuple[SequencedDeletes, tuple[Numbers, ...]]]:
+        """For the deletes of `_by_partition`, the rows whose files they may name (see `SequencedDeletes.may_name`), whatever their sequence number.
+
+        The rows are slices of arrays that the deletes of a partition share: there may be many deletes of many files.
         """
         groups = self.index.by_partition
         if not groups:
-            return
-        for group, some in self._find_codes(groups).items():
-            rows = np.flatnonzero(np.isin(self.base.partition_codes, some) & ~self._is_named)
+            return []
+        base, ranges = self.base, list[tuple[SequencedDeletes, tuple[Numbers, ...]]]()
+        places = split_by_code(base.partition_codes[base.by_location], len(base.partitions))
+        for group, codes in self._find_codes(groups).items():
+            rows = base.by_location[np.sort(np.concatenate([places[code] for code in codes]))]
+            rows = rows[~self._is_named[rows]]
+            incomparable_rows: dict[str, Numbers] = {}
             for sequenced in groups[group]:
-                concerned = rows[self._may_name(sequenced, rows)]
-                is_concerned = np.zeros(self.base.rows, np.bool_)
-                is_concerned[concerned] = True
-                yield sequenced.deletes, is_concerned
+                low, high = sequenced.paths
+                if low is None or high is None or parse_authority(low) != parse_authority(high):
+                    ranges.append((sequenced, (rows,)))
+                    continue
+                authority = parse_authority(low)
+                if authority not in incomparable_rows:
+                    differs = pc.not_equal(base.authorities.take(as_indices(rows)), authority)
+                    incomparable_rows[authority] = rows[as_bools(differs)]
+                start = bisect.bisect_left(rows, low, key=self._location)
+                stop = bisect.bisect_right(rows, high, key=self._location)
+                ranges.append((sequenced, (rows[start:stop], incomparable_rows[authority])))
+        return ranges
 
-    def _may_name(self, sequenced: SequencedDeletes, rows: Numbers) -> Numbers:
-        """For each of `rows`, whether the deletes may name its file, see `SequencedDeletes.may_name`."""
-        mask: Numbers = self.base.sequences[rows] <= sequenced.sequence
-        low, high = sequenced.paths
-        if low is None or high is None or parse_authority(low) != parse_authority(high):
-            return mask
-        locations = self.base.locations.take(as_indices(rows))
-        authorities = pc.struct_field(pc.extract_regex(locations, _AUTHORITY), "authority")
-        is_comparable = pc.equal(pc.fill_null(authorities, ""), parse_authority(low))
-        is_inside = pc.and_(pc.greater_equal(locations, low), pc.less_equal(locations, high))
-        return mask & (as_bools(is_inside) | ~as_bools(is_comparable))
+    def _location(self, row: int) -> str:
+        location: str = self.base.locations[int(row)].as_py()
+        return location
 
 
 def _first_of_each(base: EntryColumns, rows: Numbers) -> list[int]:

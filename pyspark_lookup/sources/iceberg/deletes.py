@@ -182,9 +182,15 @@ class EqualityDeletes:
 
     @property
     def keys(self) -> FileVersion:
-        statistics = FileStatistics(None, self.bounds)
-        columns = self.current_columns
-        return FileVersion(self.url, self.size, DELETE_FILE, statistics=statistics, columns=columns, format=self.format)
+        return FileVersion(
+            self.url,
+            self.size,
+            DELETE_FILE,
+            statistics=FileStatistics(None, self.bounds),
+            columns=self.current_columns,
+            format=self.format,
+            sequence=self.sequence,
+        )
 
     @property
     def compared(self) -> tuple[tuple[StoredColumn, ...], str]:

@@ -158,7 +158,7 @@ _NUMBERS = {("date", 4): "<i", ("timestamp", 8): "<q", ("timestamptz", 8): "<q"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Manifest:
-    """A manifest, as the manifest list describes it. `length` and `spec_id` are None in tables of format 1 without manifest lists.
+    """A manifest, as the manifest list describes it. `length` and `spec_id` are None in tables of format version 1 without manifest lists.
 
     `files`: the number of live files in the manifest; None if the list does not say. `has_data`: True if the manifest lists data files, False
     if it lists delete files.

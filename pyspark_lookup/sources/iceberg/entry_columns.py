@@ -60,6 +60,9 @@ STATISTICS = pa.schema(
 """The statistics of one column of the table in a file, as the manifest states them: its bounds, its number of nulls and its number of values."""
 
 
+_AUTHORITY = r"^(?P<authority>[A-Za-z][A-Za-z0-9+.-]*:(?://[^/]*)?)"  # as `parse_authority` has it
+
+
 @dataclasses.dataclass(frozen=True)
 class EntryBatch:
     """Some data files as columns. `manifests` and `partition_codes`: the numbers of their manifests and of their `partitions`, which are texts.
@@ -195,6 +198,16 @@ class EntryColumns:
     def deletes(self) -> list[tuple[int, Entry]]:
         """(the number of its manifest, its entry) of each delete file."""
         return [(as_count(number), entry_from_json(record)) for number, record in json.loads(bytes(self._deletes))]
+
+    @cached_property
+    def by_location(self) -> Numbers:
+        """The rows in the order of their locations. URLs may have another order."""
+        return as_int64(pc.sort_indices(self.locations).cast(pa.int64()))
+
+    @cached_property
+    def authorities(self) -> pa.Array:
+        """`parse_authority` of each location."""
+        return pc.fill_null(pc.struct_field(pc.extract_regex(self.locations, _AUTHORITY), "authority"), "")
 
     def partition(self, code: int) -> Partition:
         """The partition with the number `code`."""

@@ -86,7 +86,7 @@ def _read_records(file: AvroFile, form: _Form) -> Iterator[Any]:
 
 
 def read_manifest_list(location: str, data: bytes) -> list[Manifest]:
-    """The manifests of a snapshot. Raises DamagedFileError that names the file, NotSupportedError if a manifest is encrypted."""
+    """The manifests of a snapshot. Raises DamagedFileError, which names the file, and NotSupportedError if a manifest is encrypted."""
     try:
         names = [field.name for field in _MANIFEST_LIST_SCHEMA.fields]
         records = _read_records(AvroFile(location, data), _LIST)
@@ -130,7 +130,7 @@ def _entries(manifest: Manifest, data: bytes) -> Iterator[Entry]:
         if int(status) == DELETED:
             continue
         if sequence is None:
-            # A file that was added with the manifest has the manifest's sequence number; in format 1 all numbers are 0.
+            # A file that was added with the manifest has the manifest's sequence number; in format version 1 all numbers are 0.
             if int(status) != ADDED and manifest.sequence:
                 raise ValueError(f"the existing file {row.file_path} has no sequence number")
             sequence = manifest.sequence

@@ -1,4 +1,4 @@
-"""`IcebergMetadata`: the content of a metadata.json (the specification's "Table Metadata"), formats 1 to 3.
+"""`IcebergMetadata`: the content of a metadata.json (the specification's "Table Metadata"), format versions 1 to 3.
 
 `Locations`: the URLs of the files that the metadata names.
 """
@@ -126,7 +126,7 @@ _FIRST_PARTITION_ID = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """A snapshot. The file `manifest_list` lists its manifests; in some tables of format 1, `manifests` lists them."""
+    """A snapshot. The file `manifest_list` lists its manifests; in some tables of format version 1, `manifests` lists them."""
 
     id: int
     parent: int | None
@@ -181,7 +181,7 @@ class Selection:
 
 
 def find_table_id(document: Mapping[str, Any]) -> str:
-    """The id of the table that metadata describes: its location if it has no `table-uuid`, which format 1 does not require."""
+    """The id of the table that metadata describes: its location if it has no `table-uuid`, which format version 1 does not require."""
     return as_text(document.get("table-uuid") or as_text(document["location"]).rstrip("/"))
 
 
@@ -189,7 +189,7 @@ class IcebergMetadata:
     """A table, as its metadata file describes it. `place`: the URL by which it is read, which distinguishes it from its copies with the same
     ids.
 
-    Raises one of `decoding.UNREADABLE` for malformed metadata, NotSupportedError for a later format or encryption.
+    Raises one of `decoding.UNREADABLE` for malformed metadata, NotSupportedError for a later format version or encryption.
     """
 
     def __init__(self, document: Mapping[str, Any], place: str) -> None:
@@ -334,7 +334,7 @@ class IcebergMetadata:
 
 
 def _partition_field(document: Any, number: int) -> PartitionField:
-    """A field of a partition spec. `number`: its id, for format 1, which may leave it out."""
+    """A field of a partition spec. `number`: its id, for format version 1, which may leave it out."""
     sources = document.get("source-ids") or [document.get("source-id")]
     source = sources[0] if len(sources) == 1 else None
     id_ = int(document.get("field-id", number))

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 from pyspark_lookup.columnar.types import text_of_schema
@@ -41,7 +41,7 @@ from pyspark_lookup.sources.iceberg.catalog import (
     Catalog,
     CatalogAnswer,
     Pointer,
-    TableLender,
+    TableCredentialVendor,
     read_pointer,
 )
 from pyspark_lookup.sources.iceberg.columns import IcebergColumns
@@ -79,6 +79,7 @@ from pyspark_lookup.versions.model import (
     VersionMetadata,
     differing_files,
     glob_reaches,
+    name_of_rows,
     require_metadata,
 )
 from pyspark_lookup.versions.version_source import Answer, OpenUrl, Question, SourceParts, VersionSource
@@ -129,15 +130,15 @@ class _PointerRecord:
 
 @dataclasses.dataclass(frozen=True)
 class _OpenCatalog:
-    """The catalog of a table: the lender and the holder of the table's credentials, and for how long an authorisation holds."""
+    """The catalog of a table: the vendor and the holder of the table's credentials, and for how long an authorisation holds."""
 
-    lender: TableLender
+    vendor: TableCredentialVendor
     holder: CredentialHolder
     authorise_every_s: float
 
 
 def _read_settings(disk: Disk | None, key: str) -> dict[str, str] | None:
-    return None if disk is None else disk.get_record("lent", key, _parse_settings)
+    return None if disk is None else disk.get_record("vended", key, _parse_settings)
 
 
 def _parse_settings(record: Any) -> dict[str, str]:
@@ -174,26 +175,26 @@ class IcebergSource(VersionSource):
         self._versions: dict[tuple[str, str], TableVersion] = {}
         self._large = LargeSnapshots(parts.context, parts.host, self.mapped_from)
         if opened is not None:
-            lender = opened.lender
-            self._authorisations = Authorisations(parts.context, opened.authorise_every_s, lender.catalog.principal)
-            parts.host.asks_catalog(lender.name, CALL_S)
-            self._settings_key = key_of(parts.ufs.scope, lender.table)
-            # The lender outlives this source, so it refers to the disk only.
-            lender.read_settings = functools.partial(_read_settings, parts.context.disk, self._settings_key)
+            vendor = opened.vendor
+            self._authorisations = Authorisations(parts.context, opened.authorise_every_s, vendor.catalog.principal)
+            parts.host.asks_catalog(vendor.name, CALL_S)
+            self._settings_key = key_of(parts.ufs.scope, vendor.table)
+            # The vendor outlives this source, so it refers to the disk only.
+            vendor.read_settings = functools.partial(_read_settings, parts.context.disk, self._settings_key)
 
     @classmethod
     def bind(cls, options: LookupOptions, shared: dict[Any, Any]) -> Callable[[SourceParts], VersionSource]:
         named = options.kind(CatalogOptions)
         if named.catalog is None or named.is_unity:
             return cls
-        lender, holder = cls._share(options, shared, HostClock(), random.Random())
-        return functools.partial(cls, opened=_OpenCatalog(lender, holder, named.authorise_every_s))
+        vendor, holder = cls._share(options, shared, HostClock(), random.Random())
+        return functools.partial(cls, opened=_OpenCatalog(vendor, holder, named.authorise_every_s))
 
     @classmethod
     def _share(
         cls, options: LookupOptions, shared: dict[Any, Any], clock: HostClock, rng: random.Random
-    ) -> tuple[TableLender, CredentialHolder]:
-        """The lender and the holder of the credentials of the table that options name; all sources and stores of this process share them."""
+    ) -> tuple[TableCredentialVendor, CredentialHolder]:
+        """The vendor and the holder of the credentials of the table that options name; all sources and stores of this process share them."""
         named = options.kind(CatalogOptions)
         assert named.catalog is not None
         key = cls, named.catalog, named.properties
@@ -201,9 +202,9 @@ class IcebergSource(VersionSource):
             shared[key] = Catalog(named.catalog, named.properties)
         place = *key, options.files.path
         if place not in shared:
-            lender = TableLender(shared[key], options.files.path)
-            shared[place] = lender, CredentialHolder(lender, clock, rng.random)
-        return cast("tuple[TableLender, CredentialHolder]", shared[place])
+            vendor = TableCredentialVendor(shared[key], options.files.path)
+            shared[place] = vendor, CredentialHolder(vendor, clock, rng.random)
+        return cast("tuple[TableCredentialVendor, CredentialHolder]", shared[place])
 
     @classmethod
     def open_store(
@@ -244,9 +245,9 @@ class IcebergSource(VersionSource):
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
         super().check_options(options, kind)
-        if AUTHORISE_EVERY in options.explicit and self._opened is not None and not self._opened.lender.catalog.is_rest:
+        if AUTHORISE_EVERY in options.explicit and self._opened is not None and not self._opened.vendor.catalog.is_rest:
             raise OptionError(
-                f"option {AUTHORISE_EVERY} is for catalogs with grants (Iceberg REST, Unity Catalog): {self._opened.lender.name} has none: remove the option"
+                f"option {AUTHORISE_EVERY} is for catalogs with grants (Iceberg REST, Unity Catalog): {self._opened.vendor.name} has none: remove the option"
             )
 
     # --- versions ---------------------------------------------------------------------------------
@@ -408,7 +409,11 @@ class IcebergSource(VersionSource):
         if at is not None and at is not snapshot and at.id == earlier_version.number:
             differences = differing_files(version, earlier_version)
             if differences is not None and any(differences):
-                new, old = (tuple(sorted(files)) for files in differences)
+                added, removed = differences
+                # Equality deletes that applied to a removed file may stay, because other files need them, and go in a later commit. Without
+                # them, the files that the compaction wrote lack rows.
+                kept = _equality_names(removed.values()).difference(removed)
+                new, old = (tuple(sorted(kept.union(names))) for names in (added, removed))
                 rewrites = (*rewrites, (new, old))
         return rewrites[-_REWRITES_KEPT:]
 
@@ -437,9 +442,9 @@ class IcebergSource(VersionSource):
         return pointer, sent_metadata
 
     def _ask_catalog(self, table: Table, with_history: bool = True) -> CatalogAnswer:
-        """The catalog's answer about the table, with the credentials that the catalog lends. From then on, the principal counts as authorised.
+        """The catalog's answer about the table, with the credentials that the catalog vends. From then on, the principal counts as authorised.
 
-        Makes one call to the catalog. If the catalog lends no credentials for the table's location, and the host has no record that the principal
+        Makes one call to the catalog. If the catalog vends no credentials for the table's location, and the host has no record that the principal
         is authorised, it makes one more call, to the store.
         """
         if self._opened is None:
@@ -449,14 +454,14 @@ class IcebergSource(VersionSource):
         def ask() -> CatalogAnswer:
             asked_s, principal_key = self._parts.context.clock.steady_s(), authorisations.key(table)
             with authorisations.withdrawing(table):
-                answer = opened.lender.catalog.load(opened.lender.table, with_history)
+                answer = opened.vendor.catalog.load(opened.vendor.table, with_history)
             if answer.is_rest:
-                opened.holder.put(answer.loan, asked_s)
-                self._keep_settings(opened.lender, answer.settings)
-                if not answer.lends:
+                opened.holder.put(answer.credentials, asked_s)
+                self._keep_settings(opened.vendor, answer.settings)
+                if not answer.vends:
                     if authorisations.allows(table, answer.table_id):
                         return answer
-                    self._prove_access(table, opened.lender, answer)
+                    self._prove_access(table, opened.vendor, answer)
                 authorisations.confirm(table, principal_key, answer.table_id, asked_s)
             return answer
 
@@ -478,20 +483,20 @@ class IcebergSource(VersionSource):
         if (
             self._opened is not None
             and table.url.startswith(CATALOG_SCHEME)
-            and not self._opened.lender.catalog.is_rest
+            and not self._opened.vendor.catalog.is_rest
         ):
             key, asked_s = self._authorisations.key(table), self._parts.context.clock.steady_s()
             self._authorisations.confirm(table, key, table_id, asked_s, lasting=True)
 
-    def _keep_settings(self, lender: TableLender, settings: Mapping[str, str]) -> None:
-        if settings != lender.settings:
-            lender.settings = settings
-            self._parts.host.attempt(lambda disk: disk.replace_record("lent", self._settings_key, settings))
+    def _keep_settings(self, vendor: TableCredentialVendor, settings: Mapping[str, str]) -> None:
+        if settings != vendor.settings:
+            vendor.settings = settings
+            self._parts.host.attempt(lambda disk: disk.replace_record("vended", self._settings_key, settings))
 
-    def _prove_access(self, table: Table, lender: TableLender, answer: CatalogAnswer) -> None:
+    def _prove_access(self, table: Table, vendor: TableCredentialVendor, answer: CatalogAnswer) -> None:
         """Raise UfsPermissionError if the store does not let this process read the table's metadata file. One call.
 
-        Some catalogs also answer a principal who may see a table's definition but not its rows; they lend it no credentials then. This process
+        Some catalogs also answer a principal who may see a table's definition but not its rows; they vend it no credentials then. This process
         uses its own.
         """
         try:
@@ -502,11 +507,11 @@ class IcebergSource(VersionSource):
             raise_ours(SourceChangedError(str(problem)), problem)
         except UfsPermissionError as problem:
             self._authorisations.withdraw(table)
-            if answer.loan:
+            if answer.credentials:
                 raise
             raise_ours(
                 UfsPermissionError(
-                    f"{lender.name} lends no credentials to this principal for {lender.table}, and the store refuses those of this process ({problem}): "
+                    f"{vendor.name} vends no credentials to this principal for {vendor.table}, and the store refuses those of this process ({problem}): "
                     "have the principal granted the right to read the table's data, or give this process credentials for the store"
                 ),
                 problem,
@@ -525,7 +530,7 @@ class IcebergSource(VersionSource):
             return
         if self._authorisations.allows(table, catalog_id):
             if self._authorisations.lasts(table):
-                self._opened.lender.catalog.has_no_grants()
+                self._opened.vendor.catalog.has_no_grants()
             return
         # One process of the host asks, the others wait for its answer. It asks for the whole table: an answer to the question for credentials
         # alone has neither the table's id nor its conditions, such as row filters.
@@ -535,7 +540,7 @@ class IcebergSource(VersionSource):
             answer = self._ask_catalog(table, with_history=False)
             self._confirm_lasting(table, catalog_id)
         if answer.is_rest and answer.table_id != catalog_id:
-            raise replaced_table_error(self._opened.lender.name, self._opened.lender.table)
+            raise replaced_table_error(self._opened.vendor.name, self._opened.vendor.table)
 
     def _read_pointer(self, url: str, last_pointer: Pointer | None) -> Pointer:
         """The pointer in the table's version hint. It is read again if a commit or a clean-up interferes.
@@ -645,6 +650,16 @@ class IcebergSource(VersionSource):
 
 def _resized_digest(digest: str) -> str:
     return digest_of("resized", digest)
+
+
+def _equality_names(files: Iterable[FileVersion]) -> set[str]:
+    """The names of the equality deletes that apply to some of these files."""
+    oldest: dict[int, tuple[EqualityGroup, int]] = {}
+    for file in files:
+        for group in file.equality:
+            sequence = oldest.get(id(group), (group, file.sequence))[1]
+            oldest[id(group)] = group, min(sequence, file.sequence)
+    return {name_of_rows(deletes.keys) for group, sequence in oldest.values() for deletes in group.after(sequence)}
 
 
 def _delete_files(version: TableVersion) -> list[PositionDeletes | EqualityDeletes]:

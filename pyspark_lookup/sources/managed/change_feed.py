@@ -232,19 +232,15 @@ def _read_removed(parts: Sequence[_Changes]) -> Iterator[_Change]:
     files: dict[str, FileVersion] = {}
     from_file: dict[str, list[tuple[_Changes, Numbers, pa.Table]]] = {}
     for part in parts:
-        places, marks = part.find_removed()
+        removed = part.find_removed()
         for file in part.task.files:
-            if file.url in places:
-                file_marks = marks.filter(pc.equal(marks.column(PATH), part.path(file)))
+            if file.url in removed:
                 files[file.url] = file
-                from_file.setdefault(file.url, []).append(
-                    (part, places[file.url], file_marks.select(list(part.task.keys)))
-                )
+                from_file.setdefault(file.url, []).append((part, *removed[file.url]))
+    have_same_keys = len({part.task.keys for part in parts}) == 1
     for url, file in files.items():
         keys = [removed_keys for _, _, removed_keys in from_file[url]]
-        is_selective = (
-            sum(table.num_rows for table in keys) <= _PRUNED_BY and len({part.task.keys for part in parts}) == 1
-        )
+        is_selective = have_same_keys and sum(table.num_rows for table in keys) <= _PRUNED_BY
         # Rows deleted by a predicate may have no key.
         is_selective = is_selective and all(
             table.num_columns and not any(c.null_count for c in table.columns) for table in keys
@@ -277,11 +273,10 @@ class _Changes:
 
     def rows(self) -> Iterator[_Change]:
         """The rows of the task's files: either all added, or all removed."""
-        old = (
-            self._index(self._find_removed(self.task.counterparts)[1])
-            if self.task.marks and self.task.counterparts
-            else None
-        )
+        old = None
+        if self.task.marks and self.task.counterparts:
+            removed_keys = [keys for _, keys in self._find_removed(self.task.counterparts).values()]
+            old = self._index(pa.concat_tables(removed_keys)) if removed_keys else None
         match_kind, default_kind = (_AFTER, _INSERT) if self.task.added else (_BEFORE, _DELETE)
         for file in self.task.files:
             for _, batch in self.read(file, None):
@@ -296,8 +291,8 @@ class _Changes:
         located_rows = self._rows.count_rows(self._definition, self._names, file, keys)
         return ((at, batch) for at, batch in located_rows if batch.num_rows)
 
-    def find_removed(self) -> tuple[dict[str, Numbers], pa.Table]:
-        """(the positions of the removed rows, by the URL of their file; a table with the keys and the `PATH` of these rows)."""
+    def find_removed(self) -> dict[str, tuple[Numbers, pa.Table]]:
+        """(the positions of the removed rows, the keys of these rows) by the URL of their file."""
         self._new = (
             self._index(self._rows.read_keys(self._definition, self.task.counterparts))
             if self.task.counterparts
@@ -309,26 +304,31 @@ class _Changes:
         """The kind of change of each removed row."""
         return _kinds(self._match(self._new, rows), _BEFORE, _DELETE, rows.num_rows)
 
-    def _find_removed(self, files: Sequence[FileVersion]) -> tuple[dict[str, Numbers], pa.Table]:
+    def _find_removed(self, files: Sequence[FileVersion]) -> dict[str, tuple[Numbers, pa.Table]]:
         """The rows of these files that the task's delete files name, in the form that `find_removed` returns. Rows that earlier commits
         deleted are left out."""
         marks = self._rows.read_delete_files(self._definition, self.task.marks)
-        urls_by_path = {self.path(file): file.url for file in files}
+        prefix = self.task.table.url + "/"
+        urls_by_path = {file.url.removeprefix(prefix): file.url for file in files}
         deleted_by_url = self._files(True).read_deleted(self.task.table, files)
         paths = one_array(marks.column(PATH)).dictionary_encode()
-        codes, rows = np.asarray(paths.indices), np.asarray(one_array(marks.column(ROW)))
-        counts = np.zeros(len(rows), np.bool_)
-        places: dict[str, Numbers] = {}
-        for code, path in enumerate(paths.dictionary.to_pylist()):
+        # One sort instead of a search for each file: a commit may delete very many rows of many files.
+        codes = np.asarray(paths.indices)
+        order = np.argsort(codes, kind="stable")
+        starts = np.searchsorted(codes[order], np.arange(len(paths.dictionary) + 1)).tolist()
+        positions = np.asarray(one_array(marks.column(ROW)))[order]
+        keys = marks.select(list(self.task.keys)).take(as_indices(order))
+        removed: dict[str, tuple[Numbers, pa.Table]] = {}
+        for path, start, stop in zip(paths.dictionary.to_pylist(), starts[:-1], starts[1:], strict=True):
             if path in urls_by_path:
-                at = np.flatnonzero(codes == code)
+                of_file, of_keys = positions[start:stop], keys.slice(start, stop - start)
                 deleted_positions = deleted_by_url.get(urls_by_path[path])
-                counts[at] = True if deleted_positions is None else ~np.isin(rows[at], deleted_positions)
-                places[urls_by_path[path]] = sort_distinct(rows[at][counts[at]])
-        return {url: at for url, at in places.items() if len(at)}, marks.filter(pa.array(counts))
-
-    def path(self, file: FileVersion) -> str:
-        return file.url.removeprefix(self.task.table.url + "/")
+                if deleted_positions is not None:
+                    is_removed = ~np.isin(of_file, deleted_positions)
+                    of_file, of_keys = of_file[is_removed], of_keys.filter(pa.array(is_removed))
+                if len(of_file):
+                    removed[urls_by_path[path]] = sort_distinct(of_file), of_keys
+        return removed
 
     def _index(self, keys: pa.Table) -> RowIndex | None:
         return RowIndex(keys, self.task.keys) if keys.num_rows else None

@@ -181,7 +181,7 @@ class Compactor:
         if since.rekeyed_at and any(deleted_rows.column(name).null_count for name in since.definition.keys):
             raise WriteConflictError(
                 f"{self._redacted_path}: the key columns have changed since some rows were replaced, and the deletes of these rows cannot be "
-                "compacted: set the former key columns with LookupTable.alter(keys=…), compact, and set the new ones again; or, while nobody else writes, "
+                "compacted: while nobody else writes, set the former key columns with LookupTable.alter(keys=…), compact and set the new ones again, or "
                 "overwrite the table with its own rows"
             )
         return deleted_rows

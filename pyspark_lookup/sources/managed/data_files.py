@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from pyspark_lookup.columnar.ddl import type_ddl
 from pyspark_lookup.columnar.keys import check_key_types
-from pyspark_lookup.columnar.types import conform_columns, spark_schema, spark_type, widens
+from pyspark_lookup.columnar.types import CREATE_AGAIN, conform_columns, spark_schema, spark_type, widens
 from pyspark_lookup.core.credentials import names_shown
 from pyspark_lookup.errors import OptionError, PutUnknownError, SchemaError, UfsError, UfsUnavailableError, raise_ours
 from pyspark_lookup.options.conf_file import redact
@@ -73,8 +73,8 @@ def match_definition(definition: Definition, schema: pa.Schema, merge: bool, ori
         elif not widens(field.type, table_field.type):
             raise SchemaError(
                 f"{origin}: column {table_field.name!r} is {type_ddl(table_field.type)} in the table and {type_ddl(field.type)} in the rows, which does not fit: "
-                f"cast the rows to {type_ddl(table_field.type)} if that changes no value. If ALTER TABLE … ALTER COLUMN … TYPE has changed the type in the catalog only, DROP TABLE there (the table's files stay) "
-                "and CREATE TABLE again"
+                f"cast the rows to {type_ddl(table_field.type)} if that changes no value. If ALTER TABLE … ALTER COLUMN … TYPE has changed the type in the catalog only, "
+                f"{CREATE_AGAIN}"
             )
     if not new_fields:
         return definition

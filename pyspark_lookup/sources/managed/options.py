@@ -113,7 +113,7 @@ class WriteOptions(KindOptions):
     )
     mode: enums.KeyedWrite | None = option(
         "lookup.write.mode", choice(enums.KeyedWrite), None,
-        doc="Writes in Spark's append mode: `upsert` replaces the rows that have the same keys. Without this option, rows are added.",
+        doc="Appends: `upsert` replaces the rows that have the same keys. Without this option, rows are added.",
     )
     unique_keys: bool = option(
         "lookup.write.unique-keys", BOOLEAN, False,
@@ -143,6 +143,14 @@ class WriteOptions(KindOptions):
         doc="Writes: other writers may abort a write that has shown no sign of life for this long.",
     )
     # fmt: on
+
+    def is_upsert(self, overwrite: bool) -> bool:
+        """Whether a write with Spark's mode append (or, if `overwrite`, overwrite) is an upsert. Raises OptionError for an overwrite with the option."""
+        if overwrite and self.mode is not None:
+            raise OptionError(
+                f"option lookup.write.mode = {self.mode.value!r} is for the mode append, and an overwrite replaces all rows: remove the option, or append"
+            )
+        return self.mode is enums.KeyedWrite.UPSERT
 
     def check(self, options: LookupOptions) -> None:
         if self.create_if_not_exists:

@@ -107,7 +107,7 @@ class LogSource(VersionSource):
         last_s = log.put_at_s(state.position)
         if last_s is not None and at.timestamp() >= last_s:
             return state.newest
-        return self._times.find(log.url, state.table_id, at, lambda: _list_commit_times(log, state))
+        return self._times.find(log.url, state.table_id, at, lambda _: _list_commit_times(log, state))
 
     def candidates(
         self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]

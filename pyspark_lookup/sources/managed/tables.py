@@ -20,7 +20,7 @@ from pyspark_lookup.sources.managed.open_transaction import OpenWrites
 from pyspark_lookup.sources.managed.options import ChangeOptions, WriteOptions
 from pyspark_lookup.sources.managed.source import MANAGED, LogSource
 from pyspark_lookup.sources.managed.vacuum import Vacuumed, vacuum, vacuum_if_due
-from pyspark_lookup.sources.managed.writer import TableWriter
+from pyspark_lookup.sources.managed.writer import Heartbeats, TableWriter
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.model import Kind, Table
@@ -46,6 +46,9 @@ class ManagedTables:
         self._ufs = ufs
         self._context = context
         self._scan_of_files = scan_of_files
+        self._hearts: dict[
+            tuple[str, float], Heartbeats
+        ] = {}  # by the table's URL and the time after which a writer counts as dead
         self._source = next((source for source in kinds.sources if isinstance(source, LogSource)), None)
 
     # --- the log ----------------------------------------------------------------------------------
@@ -107,8 +110,11 @@ class ManagedTables:
             raise OptionError(f"option {pin} is for reads: remove it from the write")
         log, table, rows = self._parts(options)
         raise_floor = functools.partial(self._kinds.host.raise_floor, table)
-        enclosing = self._kinds.enclosing
-        return TableWriter(self._ufs, log, self._context, options, table, rows, raise_floor, self.sizes, enclosing)
+        enclosing, place = self._kinds.enclosing, (log.url, options.kind(WriteOptions).timeout_s)
+        hearts = self._hearts.setdefault(place, Heartbeats(self._ufs, self._context, *place))
+        return TableWriter(
+            self._ufs, log, self._context, options, table, rows, raise_floor, self.sizes, enclosing, hearts
+        )
 
     def compactor(self, options: LookupOptions) -> Compactor:
         """A compactor for the managed table at `options.files.path`. Raises the errors of `writer`."""

@@ -130,7 +130,7 @@ def _put_at_s(file: FileVersion) -> float:
     if file.modified_at_s is None:
         raise UfsError(
             f"{redact('path', file.url)}: the store does not say when this file was written, so the table cannot be vacuumed: move it to a "
-            "store that does"
+            "store that tells the time of a write"
         )
     return file.modified_at_s
 

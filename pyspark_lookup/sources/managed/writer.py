@@ -85,6 +85,8 @@ class Heartbeats:
 
     A heartbeat is a file that a writer puts from time to time. Each host counts a write's heartbeats, and measures on its own steady clock
     for how long the count has not changed. So no two clocks are compared.
+
+    All writers of a process share one object: a write may have many short tasks, and a heartbeat is due long after the end of each.
     """
 
     def __init__(self, ufs: Ufs, context: HostContext, url: str, timeout_s: float) -> None:
@@ -92,19 +94,29 @@ class Heartbeats:
         self._context = context
         self._directory = f"{url}/{LOG_DIRECTORY}/heartbeats"
         self._key = key_of("heartbeats", ufs.scope, url)
-        self._timeout_s = timeout_s
-        self._next_s = context.clock.steady_s() + self.interval_s
+        self.timeout_s = timeout_s
+        self._due_s: dict[
+            int, float
+        ] = {}  # by write id: when this process puts the next heartbeat, on the steady clock
 
     @property
     def interval_s(self) -> float:
         """Seconds between two heartbeats of a writer."""
-        return self._timeout_s / _BEATS
+        return self.timeout_s / _BEATS
+
+    def start(self, write_id: int) -> None:
+        """Begin a task of a write. The write's first heartbeat from this process is due `interval_s` after its first task began."""
+        now_s = self._context.clock.steady_s()
+        # The entries of writes that have ended go.
+        recent = {id_: due_s for id_, due_s in [*self._due_s.items()] if now_s - due_s < self.timeout_s}
+        self._due_s = {write_id: now_s + self.interval_s, **recent}
 
     def beat(self, write_id: int) -> None:
         """Put a heartbeat for the write if one is due. Call this often."""
-        if self._context.clock.steady_s() < self._next_s:
+        now_s = self._context.clock.steady_s()
+        if now_s < self._due_s.get(write_id, now_s):
             return
-        self._next_s = self._context.clock.steady_s() + self.interval_s
+        self._due_s[write_id] = now_s + self.interval_s
         self._ufs.put_if_absent(self._path(write_id, f"{self._context.rng.getrandbits(64):016x}"), b"alive")
 
     def dead(self, table_id: str, open_ids: Sequence[int]) -> list[int]:
@@ -128,7 +140,7 @@ class Heartbeats:
             for id_, (count, since_s) in ids.items():
                 signs = sum(name.startswith(f"{id_:020d}-") for name in names)
                 ids[id_] = [signs, now_s if signs != count else since_s]
-            dead = [id_ for id_, (_, since_s) in ids.items() if now_s - since_s >= self._timeout_s]
+            dead = [id_ for id_, (_, since_s) in ids.items() if now_s - since_s >= self.timeout_s]
             record["looked_s"] = now_s
         try:
             if ids != recorded_ids or record["looked_s"] == now_s:
@@ -171,15 +183,14 @@ _log = logging.getLogger("pyspark_lookup.writing")
 
 
 class Aborts:
-    """Aborts writes of the managed table at `log.url`. `timeout_s`: a writer without a heartbeat for this long counts as dead."""
+    """Aborts writes of the managed table at `log.url`. `hearts`: the heartbeats of the table's writers."""
 
-    def __init__(self, ufs: Ufs, log: NotificationLog, context: HostContext, timeout_s: float) -> None:
+    def __init__(self, ufs: Ufs, log: NotificationLog, context: HostContext, hearts: Heartbeats) -> None:
         self._ufs = ufs
         self._log = log
         self._context = context
-        self._timeout_s = timeout_s
         self._redacted_path = log.redacted_path
-        self.hearts = Heartbeats(ufs, context, log.url, timeout_s)
+        self.hearts = hearts
 
     def abort(
         self, job: Job, files: Iterable[DataFile], reason: str = "", batch: Batch | None = None
@@ -259,9 +270,9 @@ class Aborts:
                 "aborting write %d of %s: its writer has shown no sign of life for lookup.write.timeout = %g s",
                 write_id,
                 self._redacted_path,
-                self._timeout_s,
+                self.hearts.timeout_s,
             )
-            self.abort(job, (), f"no sign of life for {self._timeout_s:g} s")
+            self.abort(job, (), f"no sign of life for {self.hearts.timeout_s:g} s")
         return bool(dead)
 
 
@@ -335,6 +346,7 @@ class TableWriter:
         on_commit: Callable[[str, int], None],
         sizes: WriteSizes,
         enclosing: EnclosingTables,
+        hearts: Heartbeats,
     ) -> None:
         self._ufs = ufs
         self._enclosing = enclosing
@@ -345,7 +357,7 @@ class TableWriter:
         self._on_commit = on_commit
         self._sizes = sizes
         self._context = context
-        self._aborts = Aborts(ufs, log, context, options.kind(WriteOptions).timeout_s)
+        self._aborts = Aborts(ufs, log, context, hearts)
         self.abort, self.discard = self._aborts.abort, self._aborts.discard
         self._redacted_path = log.redacted_path
 
@@ -760,6 +772,8 @@ class TableWriter:
         return DataFiles(self._ufs, self._log.url, job, self._context.rng, self._sizes)
 
     def _beating(self, job: Job, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        if job.write_id is not None:
+            self._aborts.hearts.start(job.write_id)
         for batch in batches:
             if job.write_id is not None:
                 with contextlib.suppress(UfsError):

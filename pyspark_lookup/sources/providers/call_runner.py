@@ -32,10 +32,12 @@ class CallFailedError(Exception):
         self.problem = problem
 
 
-def iterate_in_thread(make: Callable[[], Iterable[T]], name: str, timeout_s: float) -> Iterator[T]:
+def iterate_in_thread(
+    make: Callable[[], Iterable[T]], name: str, timeout_s: float, on_end: Callable[[], None] = lambda: None
+) -> Iterator[T]:
     """The items of `make()`, one by one. A new thread makes them, at most two items ahead of the caller.
 
-    Raises CallFailedError if `make()` or its iterator raises, CallTimeoutError for an item that takes longer than `timeout_s`; the thread is
+    `on_end` is called when the iterator of `make()` has ended, even if that is after a timeout. Raises CallFailedError if `make()` or its iterator raises, CallTimeoutError for an item that takes longer than `timeout_s`; the thread is
     then abandoned.
     """
     results: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(1)
@@ -49,10 +51,13 @@ def iterate_in_thread(make: Callable[[], Iterable[T]], name: str, timeout_s: flo
 
     def run() -> None:
         try:
-            for item in make():
-                offer(item, None)
-                if abandoned.is_set():
-                    return
+            try:
+                for item in make():
+                    offer(item, None)
+                    if abandoned.is_set():
+                        return
+            finally:
+                on_end()
             offer(None, StopIteration())
         except BaseException as problem:  # also SystemExit, which would end the thread without a report
             offer(None, problem)
@@ -60,8 +65,12 @@ def iterate_in_thread(make: Callable[[], Iterable[T]], name: str, timeout_s: flo
     # The race: the process may begin to end at this moment. Either it finds the consumer and wakes it, or it began before the consumer was
     # registered, and `check` notices that in a thread of ours, for which nobody would wait.
     consumer = _Consumer(results, abandoned)
-    threads.check()
-    threads.start(name, run, foreign=True)
+    try:
+        threads.check()
+        threads.start(name, run, foreign=True)
+    except BaseException:
+        on_end()
+        raise
     try:
         while True:
             try:

@@ -141,7 +141,7 @@ Changes = Callable[[str], "pa.Table | None"]
 class LookupProvider:
     """A table of another system.
 
-    `schema`: the table's columns, including the keys, in types that Spark has. `version`: a function that returns a text, which changes
+    `schema`: the table's columns, including the keys, in types that Spark has. `version`: a function that returns a string, which changes
     whenever the table's content may have changed. None if the system has no versions: rows may then be as old as
     `lookup.partial-cache.expire-after-write`, or as the last reload.
     """

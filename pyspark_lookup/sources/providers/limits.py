@@ -18,7 +18,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pyspark_lookup.core import threads
 from pyspark_lookup.core.clock import HostClock
@@ -26,6 +26,8 @@ from pyspark_lookup.core.decoding import as_text
 from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import key_of
+
+T = TypeVar("T")
 
 _LOCK_WAIT_S = 5.0  # far longer than anybody holds a lock, unless the process is suspended
 _PERIODS_S = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -84,23 +86,24 @@ class _SharedState:
         self._lock = threading.Lock()
         self._own = _InMemory()
 
-    @contextlib.contextmanager
-    def open(self) -> Iterator[_State]:
-        with self._lock, contextlib.ExitStack() as stack:
-            state: _State = self._own
-            disk = self._context.disk
-            if disk is not None:
-                try:
-                    lock = disk.acquire("limit", self._name, _LOCK_WAIT_S)
-                    if lock is not None:
+    def use(self, work: Callable[[_State], T]) -> T:
+        """What `work` returns for the state. If the cache directory fails, it is called again, for the state of this process."""
+        disk = self._context.disk
+        with self._lock:
+            try:
+                lock = None if disk is None else disk.acquire("limit", self._name, _LOCK_WAIT_S)
+                if lock is not None:
+                    with contextlib.ExitStack() as stack:
                         stack.callback(lock.release)
-                        lock.read(1, 0)
-                        state = lock
-                except OSError:
-                    self._context.metrics.inc("cacheFailureCount")
-            if state.read(len(self._boot), 0) != self._boot:
-                state.write(self._boot + bytes(self._head), 0)
-            yield state
+                        return work(self._begun(lock))
+            except OSError:
+                self._context.metrics.inc("cacheFailureCount")
+            return work(self._begun(self._own))
+
+    def _begun(self, state: _State) -> _State:
+        if state.read(len(self._boot), 0) != self._boot:
+            state.write(self._boot + bytes(self._head), 0)
+        return state
 
 
 _AT = 16  # where the state begins, after the name of the boot
@@ -121,7 +124,8 @@ class RateLimit:
     def reserve(self) -> float:
         """Take the next place. Returns the seconds until the call may begin (0 or more)."""
         now_s = self._context.clock.steady_s()
-        with self._state.open() as state:
+
+        def take_place(state: _State) -> float:
             (number,) = struct.unpack("<Q", state.read(8, _AT))
             at = _AT + 8 * (1 + number % self._rate.calls)
             (earlier_s,) = struct.unpack("<d", state.read(8, at))
@@ -130,6 +134,9 @@ class RateLimit:
                 begin_s = max(now_s, earlier_s + self._rate.period_s)
             state.write(struct.pack("<d", begin_s), at)
             state.write(struct.pack("<Q", (number + 1) % 2**63), _AT)
+            return begin_s
+
+        begin_s = self._state.use(take_place)
         if begin_s > now_s:
             self._context.metrics.inc("rateLimitWaitCount")
         return begin_s - now_s
@@ -148,25 +155,31 @@ class Connections:
         self._context = context
         self._space = key_of("connections", name)
         self.at_most = at_most
-        self._own = threading.BoundedSemaphore(at_most)  # counts without a cache directory
+        self._own = threading.BoundedSemaphore(at_most)  # counts without a cache directory, or if it fails
         self._own_waiting = 0
 
     def acquire(self) -> Slot | None:
-        """A connection; None if all are open. Raises OSError if the cache directory fails."""
+        """A connection; None if all are open."""
         disk = self._context.disk
-        if disk is None:
-            return self._own if self._own.acquire(blocking=False) else None
-        with disk.hold("claim", self._space, _LOCK_WAIT_S) as alone:
-            if not alone or len(disk.claims(self._space, "open")) >= self.at_most:
-                return None
-            return disk.create_claim(self._space, "open", b"")
+        if disk is not None:
+            try:
+                with disk.hold("claim", self._space, _LOCK_WAIT_S) as alone:
+                    if not alone or len(disk.claims(self._space, "open")) >= self.at_most:
+                        return None
+                    return disk.create_claim(self._space, "open", b"")
+            except OSError:
+                self._context.metrics.inc("cacheFailureCount")
+        return self._own if self._own.acquire(blocking=False) else None
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """A block in which the holders of connections see that somebody waits for one."""
         self._context.metrics.inc("connectionWaitCount")
         disk = self._context.disk
-        claim = None if disk is None else disk.create_claim(self._space, "waiting", b"")
+        claim = None
+        if disk is not None:
+            with contextlib.suppress(OSError):  # then only this process sees who waits
+                claim = disk.create_claim(self._space, "waiting", b"")
         self._own_waiting += 1
         try:
             yield
@@ -179,10 +192,9 @@ class Connections:
     def are_awaited(self) -> bool:
         """Whether some process waits for a connection."""
         disk = self._context.disk
-        try:
-            return bool(self._own_waiting if disk is None else disk.claims(self._space, "waiting"))
-        except OSError:
-            return False
+        with contextlib.suppress(OSError):
+            return bool(self._own_waiting or (disk is not None and disk.claims(self._space, "waiting")))
+        return False
 
 
 _FAILURES = 5  # lookups in a row, as in Envoy's outlier detection
@@ -203,7 +215,8 @@ class CircuitBreaker:
     def refusal(self, probes: bool) -> str | None:
         """Why a call is refused; None if it may begin. `probes`: whether the call is a lookup or a scan, which may test whether the system is back."""
         now_s = self._context.clock.steady_s()
-        with self._state.open() as state:
+
+        def find_reason(state: _State) -> str | None:
             failures, refused_s, size, reason = _BREAKER.unpack(state.read(_BREAKER.size, _AT))
             if failures < _FAILURES:
                 return None
@@ -212,29 +225,40 @@ class CircuitBreaker:
                 if probes:
                     state.write(_BREAKER.pack(failures, now_s, size, reason), _AT)
                 return None
-        self._context.metrics.inc("circuitOpenCount")
-        text = reason[: max(min(size, len(reason)), 0)].decode(errors="replace")
-        return (
-            f"it has failed {failures} times in a row, so lookup.circuit-breaker.wait-duration = {self._wait_s:g} s refuses calls for another "
-            f"{left_s:.0f} s; the last error was: {text}"
-        )
+            text = reason[: max(min(size, len(reason)), 0)].decode(errors="replace")
+            return (
+                f"it has failed {failures} times in a row, so lookup.circuit-breaker.wait-duration = {self._wait_s:g} s refuses calls for another "
+                f"{left_s:.0f} s; the last error was: {text}"
+            )
+
+        refusal = self._state.use(find_reason)
+        if refusal is not None:
+            self._context.metrics.inc("circuitOpenCount")
+        return refusal
 
     def succeeded(self) -> None:
         """Record that a lookup or scan has succeeded."""
-        with self._state.open() as state:
+
+        def clear(state: _State) -> None:
             if any(state.read(8, _AT)):
                 state.write(bytes(_BREAKER.size), _AT)
+
+        self._state.use(clear)
 
     def failed(self, reason: str) -> None:
         """Record that a call has failed for all its keys."""
         text = reason.encode(errors="replace")[:256]
-        with self._state.open() as state:
+
+        def count(state: _State) -> None:
             failures = _BREAKER.unpack(state.read(_BREAKER.size, _AT))[0] + 1
             state.write(_BREAKER.pack(min(failures, 2**32), self._context.clock.steady_s(), len(text), text), _AT)
+
+        self._state.use(count)
 
 
 _CONNECTION_POLL_S = 0.05
 _WATCH_EVERY_S = 1.0
+_GIVE_WAY_S = 2 * _CONNECTION_POLL_S  # everybody who waits looks once in this time
 
 
 class CallGate:
@@ -256,6 +280,8 @@ class CallGate:
         self._rate: RateLimit | None = None
         self._connections: Connections | None = None
         self._breaker: CircuitBreaker | None = None
+        self._gives_way = False
+        self._gave_way_s = -math.inf
         self._watched: Callable[[], float | None] | None = None
         self._release: weakref.finalize[..., object] | None = None  # releases the connection of the open function
 
@@ -358,8 +384,14 @@ class CallGate:
     def _pauses(self, operation: str) -> Generator[float, None, Slot | None]:
         """Yields the pauses (seconds) until a connection is free, and returns the connection."""
         connections = self._connections
-        if connections is None or (connection := connections.acquire()) is not None:
-            return None if connections is None else connection
+        if connections is None:
+            return None
+        if self._gives_way:
+            self._gives_way = False
+            self._waited_s += _GIVE_WAY_S
+            yield _GIVE_WAY_S
+        if (connection := connections.acquire()) is not None:
+            return connection
         until_s = self._clock.steady_s() + self._timeout_s
         with connections.waiting():
             self._offer()  # what waits may be a call of version() or a scan beside this process's own function
@@ -372,6 +404,23 @@ class CallGate:
             f"provider {self._name} was not called ({operation}): all connections that lookup.max-connections = {connections.at_most} allows were in use for "
             f"lookup.async.timeout = {self._timeout_s:g} s: raise one of these options"
         )
+
+    def give_way(self) -> None:
+        """Make the next call wait a moment before it takes a connection.
+
+        The race: whoever waits for a connection looks for one only from time to time. A call that took one at once after another call has freed it
+        would take it from them each time.
+        """
+        self._gives_way = True
+
+    def disconnect_call(self, connection: Slot) -> None:
+        """Free the connection of a call. Others that wait for one get a turn every second."""
+        connection.release()
+        now_s = self._clock.steady_s()
+        if now_s >= self._gave_way_s + _WATCH_EVERY_S and self._connections is not None:
+            self._gave_way_s = now_s
+            if self._connections.are_awaited:
+                self.give_way()
 
     def keep(self, connection: Slot | None, function: object) -> None:
         """Keep a connection taken for as long as a function is open. If a call of the function hangs, that is until the call ends."""

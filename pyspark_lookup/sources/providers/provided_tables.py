@@ -31,6 +31,7 @@ from pyspark_lookup.sources.providers.provider import (
     BuiltInOptions,
     ProvidedTable,
     ProviderOptions,
+    dates_rows,
     system_options,
 )
 from pyspark_lookup.storage.context import HostContext
@@ -66,7 +67,7 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
     idle = [key for key in options.explicit if key == "lookup.async.capacity" and not provided_table.asynchronous]
     idle += [key for key in options.explicit if key.startswith("lookup.retry.") and whole]
     if idle:
-        kind = "is read as a whole" if whole else "is synchronous (it gets one call after the other)"
+        kind = "is read as a whole" if whole else "is synchronous (it gets one call at a time)"
         raise OptionError(
             f"option {min(idle)} has no meaning, because provider {provided_table.name} {kind}: remove it"
         )
@@ -88,8 +89,8 @@ def with_provider(options: LookupOptions, provided_table: ProvidedTable) -> Look
             )
         )
         raise OptionError(
-            f"option lookup.on-error = 'STALE' needs {need}, to have rows to answer with when provider {provided_table.name} fails: {change}, or set "
-            "lookup.on-error = 'FAIL' or 'NULL'"
+            f"option lookup.on-error = 'STALE' needs {need}, to have rows to answer with when provider {provided_table.name} fails: {change}, or remove "
+            "lookup.on-error"
         )
     if cache is CacheMode.PARTIAL:
         _check_partial(options, provided_table)
@@ -241,10 +242,10 @@ class ProviderSource(VersionSource):
     fleeting = True
     one_asks = False  # version() is the user's code, which may hang: each process calls it for itself
 
-    def __init__(self, provided_table: ProvidedTable, parts: SourceParts) -> None:
+    def __init__(self, provided_table: ProvidedTable, options: LookupOptions, parts: SourceParts) -> None:
         super().__init__(parts)
         self._provided_table = provided_table
-        self.shows_changes = provided_table.versioned or provided_table.scans
+        self.shows_changes = provided_table.versioned or options.cache.mode is CacheMode.FULL  # see `ProvidedStore`
 
     @classmethod
     def detect_kind(cls, status: FileVersion | Listing) -> str | None:
@@ -280,6 +281,10 @@ class ProvidedScan(TableScan):
     @property
     def looks_up_keys(self) -> bool:
         return self._provided_table.looks_up
+
+    @property
+    def dates_rows(self) -> bool:
+        return self._provided_table.dates_rows
 
     def rows_by_key(self, keys: pa.Table, columns: pa.Schema, ages_s: Numbers | None = None) -> pa.Table | None:
         return self._provided_table.lookup(keys, columns, self._metrics, ages_s) if self.looks_up_keys else None
@@ -365,7 +370,7 @@ class ProvidedTables:
             key_of(key, table.number),
             functools.partial(with_provider, provided_table=table),
             functools.partial(ProvidedStore, table, options),
-            functools.partial(ProviderSource, table),
+            functools.partial(ProviderSource, table, options),
             functools.partial(ProvidedScan, table),
             table.cache,
             table.trigger,
@@ -397,10 +402,13 @@ def _key(options: LookupOptions) -> str:
     made_with = files.path, files.keys, read.columns, read.where, read.on_error, options.storage.max_retries
     system = system_options(options)
     of_built_in = (system, files.schema, options.cache.mode) if isinstance(system, BuiltInOptions) else ()
+    # The ages that rows with lifetimes get are right for this bound alone.
+    bound = (options.partial_cache.expire_after_write_s,) if dates_rows(options) else ()
     return key_of(
         options.kind(ProviderOptions),
         options.kind(CredentialOptions),
         *of_built_in,
+        *bound,
         *made_with,
         options.cache.directory(),
     )

@@ -112,7 +112,7 @@ class ProviderOptions(KindOptions):
     provider: str | None = option(
         "lookup.provider", Kind("`http`, `redis` or `module:factory`", _parse_provider), None,
         doc="The table is in another system: in an [HTTP API or Redis](services.md), or in any system for which you name a factory that takes a "
-            "`LookupContext` and returns a `LookupProvider`.",
+            "`LookupContext` and returns a `LookupProvider`. In this list, providers include databases (`lookup.table`, `lookup.query`).",
     )
     parameters: tuple[tuple[str, str], ...] = option(
         "lookup.provider.*", Kind("any", str), (),
@@ -154,7 +154,7 @@ class ProviderOptions(KindOptions):
         "lookup.retry.fixed-delay", POSITIVE_DURATION, None,
         doc="Providers: the pause before keys without rows are looked up again. For `lookup_join(…, wait=…)`: if the provider has no "
             "`version()`, set this option alone, without `lookup.retry.predicate` and `lookup.retry.max-attempts`. If it has one, leave this option out: "
-            "waiting rows are looked up again in each new version.",
+            "waiting rows are looked up again in each new version. For a database, `lookup.version-query` takes the place of `version()`.",
     )
     retry_max_attempts: int | None = option(
         "lookup.retry.max-attempts", POSITIVE_COUNT, None,
@@ -190,7 +190,7 @@ class ProviderOptions(KindOptions):
             is_built_in = system_options(options) is not None
             if options.read.on_error is OnError.STALE and not is_built_in:
                 raise OptionError(
-                    "option lookup.on-error = 'STALE' is for tables of a provider: set FAIL or NULL, or set lookup.provider"
+                    "option lookup.on-error = 'STALE' is for tables of a provider or database: remove it, or set lookup.provider or lookup.table"
                 )
             of_providers = (
                 "lookup.async.",
@@ -204,9 +204,11 @@ class ProviderOptions(KindOptions):
             if options.partial_cache.store is PartialCacheStore.DISKCACHE and not is_built_in:
                 misplaced.append("lookup.partial-cache.store")
             if misplaced:
-                raise OptionError(
-                    f"option {min(misplaced)} is for tables of a provider: set lookup.provider, or remove {min(misplaced)}"
-                )
+                key = min(misplaced)
+                fits = "a provider: set lookup.provider"
+                if not key.startswith("lookup.provider."):
+                    fits = "a provider or database: set lookup.provider or lookup.table"
+                raise OptionError(f"option {key} is for tables of {fits}, or remove {key}")
             return
         if options.kinds and (
             other := next((k.system for k in options.kinds if k.system not in (None, "lookup.provider")), None)
@@ -221,12 +223,7 @@ class ProviderOptions(KindOptions):
             )
 
     def check_waiting(self, shows_changes: bool, retry_s: float | None) -> None:
-        if self.provider is None:
-            if retry_s is not None:
-                raise OptionError(
-                    f"option {self.retry_delay} is for tables of a provider; rows that wait for this table are looked up again in each new version: remove the option"
-                )
-            return
+        is_named = self.provider is not None  # otherwise the table consists of files, or is a database's
         if self.retry_predicate is not None:
             raise OptionError(
                 "options lookup.retry.predicate and lookup.retry.max-attempts have no meaning with the argument wait, which looks up keys without rows "
@@ -234,12 +231,12 @@ class ProviderOptions(KindOptions):
             )
         if retry_s is None and not shows_changes:
             raise OptionError(
-                f"argument wait: {self.place} has no version() that shows when to look up waiting rows again: set {self.retry_delay}, alone, to the time "
-                "after which they are looked up again"
+                f"argument wait: {f'{self.place} has no version()' if is_named else 'this table has no lookup.version-query'} that shows when to look up "
+                f"waiting rows again: set {self.retry_delay}, alone, to the time after which they are looked up again"
             )
         if retry_s is not None and shows_changes:
             raise OptionError(
-                f"option {self.retry_delay} has no meaning with the argument wait, because waiting rows are looked up again in each new version of {self.place}: remove the option"
+                f"option {self.retry_delay} has no meaning with the argument wait, because waiting rows are looked up again in each new version of {self.place if is_named else 'this table'}: remove the option"
             )
 
 
@@ -281,7 +278,12 @@ class BuiltInProvider(LookupFunctionProvider):
 
 
 class BuiltInOptions(KindOptions):
-    """The options of a system for which this package has a provider itself, so that users need no factory."""
+    """The options of a system for which this package has a provider itself, so that users need no factory.
+
+    `dates_rows`: whether its functions return `DatedRows`.
+    """
+
+    dates_rows: ClassVar[bool] = False
 
     def provide(self, options: LookupOptions, clock: HostClock) -> Callable[[LookupContext], LookupProvider]:
         """The factory of the provider for a read with these options."""
@@ -325,6 +327,12 @@ def system_options(options: LookupOptions) -> KindOptions | None:
     return next(named, None) or next((group for group in groups if group.system is not None), None)
 
 
+def dates_rows(options: LookupOptions) -> bool:
+    """Whether the system of these options gives the rows of keys lifetimes of their own, see `DatedRows`."""
+    system = system_options(options)
+    return isinstance(system, BuiltInOptions) and system.dates_rows
+
+
 def get_attribute(name: str, part: object, attribute: str) -> Any:
     """The value of an attribute of a provider or of its function. Raises LookupFunctionError if the attribute is a property that raises."""
     try:
@@ -332,7 +340,10 @@ def get_attribute(name: str, part: object, attribute: str) -> Any:
     except PysparkLookupError:
         raise
     except Exception as problem:
-        raise_ours(LookupFunctionError(f"provider {name} failed in its {attribute}: {reason_of(problem)}"), problem)
+        raise_ours(
+            LookupFunctionError(f"provider {name}: its attribute {attribute} cannot be read: {reason_of(problem)}"),
+            problem,
+        )
 
 
 class MadeProvider:
@@ -758,6 +769,11 @@ class ProvidedTable:
         return get_attribute(self.name, self._provider.latest, "scan") is not None
 
     @property
+    def dates_rows(self) -> bool:
+        """Whether the rows of keys have lifetimes of their own, see `DatedRows`."""
+        return dates_rows(self._options)
+
+    @property
     def looks_up(self) -> bool:
         """Whether the provider can return the rows of keys."""
         return isinstance(self._provider.latest, (LookupFunctionProvider, AsyncLookupFunctionProvider))
@@ -855,7 +871,7 @@ class ProvidedTable:
 
         async def attempt() -> Any:
             await self._gate.take_turn()
-            return call(*args)
+            return await call_and_await(call, *args)
 
         connection = await self._gate.connect(operation)
         try:
@@ -871,16 +887,21 @@ class ProvidedTable:
         Without this limit, a reload could hold its lock for ever, and the host's other processes wait for that lock.
         """
         provider = self._provider.current()
+        if isinstance(provider, BuiltInProvider):
+            scan: Callable[[], Iterator[pa.RecordBatch]] = functools.partial(provider.select, columns.names, predicate)
+        else:
+            scan = get_attribute(self.name, provider, "scan")
         self._gate.check("scan()")
         connection = self._gate.connect_and_take_turn("scan()")
+
+        # A scan that hangs, or whose rows nobody reads to the end, keeps its connection until its own thread has ended.
+        def release() -> None:
+            if connection is not None:
+                connection.release()
+
+        timeout_s = self._call_options.async_timeout_s
         try:
-            if isinstance(provider, BuiltInProvider):
-                scan: Callable[[], Iterator[pa.RecordBatch]] = functools.partial(
-                    provider.select, columns.names, predicate
-                )
-            else:
-                scan = get_attribute(self.name, provider, "scan")
-            for batch in iterate_in_thread(scan, f"lookupcache-scan-{self.name}", self._call_options.async_timeout_s):
+            for batch in iterate_in_thread(scan, f"lookupcache-scan-{self.name}", timeout_s, release):
                 yield from self._row_checks.conform(pa.Table.from_batches([batch]), columns, "scan()").to_batches()
             self._gate.succeeded()
         except CallTimeoutError:
@@ -893,9 +914,6 @@ class ProvidedTable:
             raise_ours(problem, failed.problem.__cause__ if is_ours else failed.problem)
         except (TypeError, AttributeError, pa.ArrowException) as problem:  # the item is not a batch
             raise_ours(self._fail("scan()", problem), problem)
-        finally:
-            if connection is not None:
-                connection.release()
 
     # --- lookups ----------------------------------------------------------------------------------
 
@@ -956,6 +974,7 @@ class ProvidedTable:
                 self._gate.failed(bisection.problem)
             if self._gate.is_awaited:
                 self._disconnect()
+                self._gate.give_way()
             else:
                 self._gate.watch()
         parts = [renumber(rows, places[key_numbers(rows)]) for places, rows in bisection.rows]
@@ -1015,7 +1034,7 @@ class ProvidedTable:
                 return False
             finally:
                 if connection is not None:
-                    connection.release()
+                    self._gate.disconnect_call(connection)
             if isinstance(answer, DatedRows):
                 ages_s[calls[number].keys] = self._cache_age_s(answer)
                 answer = answer.rows
@@ -1027,7 +1046,10 @@ class ProvidedTable:
                 return False
             return True
 
-        at_once = self._call_options.async_capacity if isinstance(function, AsyncLookupFunction) else 1
+        options = self._call_options
+        # A call must not wait for a connection until other calls of its own lookup have ended.
+        at_once = min(options.async_capacity, options.max_connections or options.async_capacity)
+        at_once = at_once if isinstance(function, AsyncLookupFunction) else 1
         limit_s = self._limit_s(function, -(-len(pieces) // at_once))
         try:
             self._run(lambda: _run_calls(len(pieces), make, at_once, patience), limit_s, show_keys(keys))
@@ -1038,7 +1060,10 @@ class ProvidedTable:
         return [outcomes.get(number) for number in range(len(pieces))]
 
     def _cache_age_s(self, dated: DatedRows) -> float:
-        """The age with which rows enter the cache, so that they expire at the end of their lifetime; infinite for rows that must not enter it."""
+        """The age with which rows enter the cache, so that they expire at the end of their lifetime; infinite for rows that must not enter it.
+
+        It is right only under this table's own expire-after-write, so tables with another one do not share the rows (`dates_rows`).
+        """
         expire_s = self._options.partial_cache.expire_after_write_s
         if dated.lifetime_s <= 0:
             return math.inf

@@ -29,6 +29,7 @@ from pyspark_lookup.storage.disk.directory import (
     MARKER,
     NEW_FILE,
     Directory,
+    LockedFile,
     PlaceTakenError,
     descend,
     find_older,
@@ -51,17 +52,17 @@ _POLL_S = 0.002
 _POLL_AT_MOST_S = 0.05
 
 
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """A claim that this process holds. Release it when the work has ended, even if it ended with an error."""
+class Claim(LockedFile):
+    """A claim that this process holds. Release it when the work has ended, even if it ended with an error. A forked child does not hold it."""
 
-    directory: Claims
-    path: Path
-    fd: int
+    def __init__(self, directory: Claims, path: Path, fd: int) -> None:
+        self.directory, self.path = directory, path
+        super().__init__(fd)
 
     def release(self) -> None:
-        self.directory._remove(self.path)
-        os.close(self.fd)
+        if self.fd >= 0:
+            self.directory._remove(self.path)
+            os.close(self.take())
 
 
 class Claims(Directory):

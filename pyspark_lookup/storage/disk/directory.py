@@ -16,6 +16,7 @@ import re
 import stat
 import struct
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -373,29 +374,57 @@ def _encode(text: str) -> bytes:
         return text.encode("utf-8", "surrogatepass")
 
 
-class Lock:
+class LockedFile:
+    """A file that this process has open and locked, which shows others that the process lives. `fd`: -1 after it was closed.
+
+    A forked child closes its copy: otherwise the file would seem to have a live owner after the parent's death.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        _locked_files.add(self)
+
+    def take(self) -> int:
+        """The descriptor, for the caller to close; -1 if the file is closed.
+
+        The file counts as closed before it is: a child forked in between would close another file that has got this number.
+        """
+        fd, self.fd = self.fd, -1
+        return fd
+
+
+_locked_files: weakref.WeakSet[LockedFile] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for file in list(_locked_files):
+        if file.fd >= 0:
+            os.close(file.take())
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+class Lock(LockedFile):
     """A lock that is held until it is released or its process dies. A forked child does not hold it.
 
     The file of a lock of the kind limit has a small state, which the holder reads and writes. Nothing protects it from damage.
     """
 
-    def __init__(self, fd: int) -> None:
-        self._fd, self._process = fd, os.getpid()
-
     def read(self, size: int, at: int) -> bytes:
         """`size` bytes of the state; zeros after its end. Raises OSError."""
-        return os.pread(self._fd, size, at).ljust(size, b"\0")
+        return os.pread(self.fd, size, at).ljust(size, b"\0")
 
     def write(self, data: bytes, at: int) -> None:
         """Replace bytes of the state. Raises OSError."""
-        os.pwrite(self._fd, data, at)
+        os.pwrite(self.fd, data, at)
 
     def release(self) -> None:
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
+        if self.fd >= 0:
+            fd = self.take()
             try:
-                if self._process == os.getpid():
-                    fcntl.flock(fd, fcntl.LOCK_UN)  # closing does not unlock it if a forked child has it open as well
+                # Closing does not unlock it while another process has it open: a child, between its fork and its first line of Python.
+                fcntl.flock(fd, fcntl.LOCK_UN)
             finally:
                 os.close(fd)
 

@@ -26,6 +26,7 @@ from pyspark_lookup.core.decoding import UNREADABLE, as_name, as_texts
 from pyspark_lookup.storage.disk.directory import (
     HEADER_BYTES,
     NEW_FILE,
+    LockedFile,
     find_older,
     is_own_file,
     is_unlocked,
@@ -52,7 +53,7 @@ _DAYS_KEPT = {
         "changes",
         "definition",
         "files",
-        "lent",
+        "vended",
         "listed",
         "manifest",
         "manifests",
@@ -78,7 +79,7 @@ _DAYS_KEPT = {
     60: ("segment", "invalidated", "principal-key"),
     math.inf: ("metrics",),  # sums that are never reset
 }
-# These times count from the last use. Records in use are touched once a day, so they are never swept.
+# These times count from the last use. A record that is read is touched before half of its time is over.
 _OTHERS_KEPT_S = 30 * _DAY_S  # for kinds that only another release knows
 _RECORDS_KEPT_S = {kind: days * _DAY_S for days, kinds in _DAYS_KEPT.items() for kind in kinds}
 SERIES = "~"  # separates kind and key in the name of a directory with a series of records
@@ -145,7 +146,7 @@ class Records(Space):
             parsed = None
         if parsed is None:
             self._metrics.inc("cacheFailureCount")
-        elif abs(self._now_s() - used_at) > _DAY_S:
+        elif abs(self._now_s() - used_at) > min(_DAY_S, _RECORDS_KEPT_S.get(kind, _OTHERS_KEPT_S) / 2):
             with contextlib.suppress(OSError):
                 os.utime(path)
         return parsed
@@ -352,7 +353,7 @@ def record_value(blob: bytes, name: str) -> Any | None:
 
 
 _READS = 20  # attempts to read a file whose process may be writing it
-_TOTAL_KEPT_S = 90 * 86400.0  # totals that have not changed for this long are removed
+_COUNTS_KEPT_S = 90 * 86400.0  # counts of ended processes that have not changed for this long are removed
 _LARGEST_HEAD = 1 << 20  # bytes of a file of counters that are read
 
 
@@ -374,27 +375,26 @@ class Counts:
         return frozenset(self.about.get("includes", ()))
 
 
-class CounterFile:
+class CounterFile(LockedFile):
     """The file with this process's counters, which is written in place. Must not be used after a fork."""
 
-    def __init__(self, descriptor: int, start: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, fd: int, start: int) -> None:
+        super().__init__(fd)
         self._start = start
 
     def write(self, data: bytes) -> None:
         """Replace the numbers: one int64 in this machine's byte order for each name. Raises OSError if the disk fails."""
-        os.pwrite(self._descriptor, data + _checksum(data), self._start)
+        os.pwrite(self.fd, data + _checksum(data), self._start)
 
     def is_removed(self) -> bool:
         """Whether the file has no name any more, because the cache directory was removed."""
-        return os.fstat(self._descriptor).st_nlink == 0
+        return os.fstat(self.fd).st_nlink == 0
 
     def close(self) -> None:
         """Close the file. Its numbers stay."""
-        if self._descriptor >= 0:
+        if self.fd >= 0:
             with contextlib.suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = -1
+                os.close(self.take())
 
     def __del__(self) -> None:
         self.close()
@@ -504,10 +504,12 @@ class Counters(Records):
         return None
 
     def _sweep_counters(self, now_s: float) -> None:
-        """Remove totals that have not changed for a long time."""
-        totals = (self._root / "counters" / name for name in self._counter_names("") if name.endswith("-ended"))
-        for path in find_older(_TOTAL_KEPT_S, now_s, totals):
-            self._remove(path)
+        """Remove totals, and the files of ended processes, that have not changed for a long time."""
+        files = (self._root / "counters" / name for name in self._counter_names(""))
+        for path in find_older(_COUNTS_KEPT_S, now_s, files):
+            with contextlib.suppress(OSError), use_file(path) as descriptor:
+                if not _is_alive(descriptor):
+                    self._remove(path)
 
     def _damaged_counters(self) -> list[Path]:
         directory = self._root / "counters"

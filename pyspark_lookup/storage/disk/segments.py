@@ -196,7 +196,7 @@ class Segments(Records):
             self.replace_record("superseded", table, sorted(names))
 
     def superseded_segments(self, table: str) -> tuple[str, ...]:
-        """The segments that the latest version of a table does not need, according to the record."""
+        """The segments that `supersede_segments` has recorded for a table."""
         return self.get_record("superseded", table, as_texts) or ()
 
     def segments(self, table: str) -> list[str]:

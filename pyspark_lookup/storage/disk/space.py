@@ -16,7 +16,6 @@ import dataclasses
 import fcntl
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -27,6 +26,7 @@ from pyspark_lookup.errors import CacheFullError
 from pyspark_lookup.storage.disk.directory import (
     NEW_FILE,
     Directory,
+    LockedFile,
     is_own_file,
     is_unlocked,
     list_directories,
@@ -81,7 +81,7 @@ def default_budget(path: Path, used_bytes: int) -> int:
     return 0
 
 
-class ReservedFile:
+class ReservedFile(LockedFile):
     """A file that is being written within the budget. It may first use the bytes that another file of the same build has reserved (`out_of`).
 
     `publish` gives the file its name. If the file is closed before that, it is removed, and its bytes go back to the budget.
@@ -95,12 +95,11 @@ class ReservedFile:
         # The race: other processes take an unlocked file with the suffix `.reserved` for that of a dead process, and remove it. So the file is
         # locked under another name first.
         unseen = path.with_suffix("")
-        self.fd = space._retry(lambda: space._open(unseen, NEW_FILE))
+        super().__init__(space._retry(lambda: space._open(unseen, NEW_FILE)))
         try:
             with contextlib.suppress(OSError):  # some file systems have no such locks
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             space._rename(unseen, path)
-            _being_written.add(self)
             self.resize(size)
         except BaseException:
             self.close()
@@ -138,30 +137,12 @@ class ReservedFile:
         """Close the file, and remove it if it was not published."""
         if self.fd < 0:
             return
-        fd, self.fd = (
-            self.fd,
-            -1,
-        )  # before the close: a child forked after it would close another file that has got this number
+        fd = self.take()
         self._space._remove(self.path)
         os.close(fd)
         with contextlib.suppress(OSError):
             self._space.take("segments", -self.reserved_bytes)
         self.reserved_bytes = 0
-
-
-_being_written: weakref.WeakSet[ReservedFile] = weakref.WeakSet()
-
-
-def _leave_to_parent() -> None:
-    """Close unfinished files in a forked child. If the child kept their locks, the files would seem to have a live writer after the parent's
-    death."""
-    for file in list(_being_written):
-        if file.fd >= 0:
-            os.close(file.fd)
-            file.fd = -1
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class Space(Directory, abc.ABC):

@@ -14,14 +14,6 @@ from fsspec.core import split_protocol
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options.lookup_options import is_local
 from pyspark_lookup.storage.stores.fsspec import FsspecStore
-from pyspark_lookup.storage.stores.lent import (
-    CredentialHolder,
-    LentCredentials,
-    LentStore,
-    azure_account,
-    renewed_after_s,
-    with_lent,
-)
 from pyspark_lookup.storage.stores.listed_files import ListedFiles, key_of_column, split_urls
 from pyspark_lookup.storage.stores.local import LocalStore
 from pyspark_lookup.storage.stores.s3 import S3Store
@@ -47,6 +39,14 @@ from pyspark_lookup.storage.stores.store import (
     StoredColumn,
     add_log_directory,
 )
+from pyspark_lookup.storage.stores.vended import (
+    CredentialHolder,
+    VendedCredentials,
+    VendedStore,
+    azure_account,
+    renewed_after_s,
+    with_vended,
+)
 
 __all__ = [
     "CATALOG_SCHEME",
@@ -64,8 +64,8 @@ __all__ = [
     "EqualityGroup",
     "FileStatistics",
     "FileVersion",
-    "LentCredentials",
-    "LentStore",
+    "VendedCredentials",
+    "VendedStore",
     "ListedFiles",
     "Listing",
     "PartitionValues",
@@ -78,7 +78,7 @@ __all__ = [
     "open_store",
     "renewed_after_s",
     "split_urls",
-    "with_lent",
+    "with_vended",
 ]
 
 

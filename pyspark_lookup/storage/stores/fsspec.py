@@ -79,7 +79,8 @@ class FsspecStore:
                 f"{redact('path', url)}: the server does not say how large the file is: copy it to a store that does"
             )
         modified = _instant(info)
-        token = next((f"{key}:{info[key]}" for key in _STRONG if info.get(key)), "")
+        # Azure's listing states ETags without quotes, and its HEAD states them with quotes.
+        token = next((f"{key}:{_unquoted(info[key])}" for key in _STRONG if info.get(key)), "")
         if self._web or not token:
             # Web servers often compute ETags from times in whole seconds, so other signs of a change are added.
             times = [f"{key}:{info[key]}" for key in _WEAK if info.get(key) is not None]
@@ -190,6 +191,10 @@ class FsspecStore:
 
     # Only managed tables need these operations.
     list_tree = delete = delete_many = put_if_absent = _refuse
+
+
+def _unquoted(etag: object) -> str:
+    return str(etag).strip('"')
 
 
 _STRONG = ("generation", "ETag", "etag", "Content-MD5", "md5")

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from fsspec.implementations.local import make_path_posix
@@ -96,6 +97,7 @@ class LocalStore:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
+        self._lock = threading.Lock()  # for `_held`
         self._held: dict[
             str, tuple[tuple[object, ...], Listing]
         ] = {}  # by directory: the state and the listing of the last walk
@@ -192,16 +194,18 @@ class LocalStore:
     def _to_listing(self, root: str, walk: _Walk) -> Listing:
         """The listing of a walk. It is the same object as last time if nothing has changed and all files were settled."""
         state = walk.state
-        held = self._held.pop(root, None)
+        with self._lock:
+            held = self._held.pop(root, None)
         if held is None or held[0] != state:
             files = walk.files(f"file://{root.rstrip('/')}/", self._now_s())
             held = state, Listing(f"file://{root}", files, frozenset(walk.directories))
             if not (files.settled.all() if isinstance(files, ListedFiles) else all(file.settled for file in files)):
                 return held[1]
-        held_files = len(walk.inodes) + sum(len(listing.files) for _, listing in self._held.values())
-        while self._held and (len(self._held) >= _HELD_AT_MOST or held_files > _HELD_FILES):
-            held_files -= len(self._held.pop(next(iter(self._held)))[1].files)
-        self._held[root] = held
+        with self._lock:
+            held_files = len(walk.inodes) + sum(len(listing.files) for _, listing in self._held.values())
+            while self._held and (len(self._held) >= _HELD_AT_MOST or held_files > _HELD_FILES):
+                held_files -= len(self._held.pop(next(iter(self._held)))[1].files)
+            self._held[root] = held
         return held[1]
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:

@@ -1,10 +1,12 @@
 """ORC files as Hive and Spark write them: columns without names, types that only Spark has, time zones, times far away."""
 
+import array
 import contextlib
 import datetime
 import io
 import random
 import re
+import weakref
 import zlib
 from pathlib import Path
 
@@ -267,8 +269,20 @@ def test_rows_without_columns(tmp_path: Path) -> None:
     """The rows are counted when no column is read, though the first column has times that are far away."""
     (tmp_path / "a.orc").write_bytes(content := orc_file(times_table(1, 100).drop("n")))
     index = OrcIndex(FileVersion("file:///a.orc", len(content), "1"), content, [])
-    source = RangesFile(len(content), {}, lambda part: b"")
+    source = RangesFile(len(content), {(0, len(content)): content}, lambda part: b"")
     assert sum(batch.num_rows for batch in index.batches(index.units[0], [], source)) == 100
+
+
+def test_an_index_keeps_no_bytes() -> None:
+    """The index of a file, of which many are kept, does not keep the file: rows are read from the bytes that a read brings."""
+    rows = times_table(1, 100)
+    content = array.array("B", orc_file(rows))
+    index = OrcIndex(FileVersion("file:///a.orc", len(content), "1"), memoryview(content), [])
+    fetched, kept = bytes(content), weakref.ref(content)
+    del content
+    assert kept() is None
+    source = RangesFile(len(fetched), {}, lambda part: fetched[part[0] : sum(part)])
+    assert sum(batch.num_rows for batch in index.batches(index.units[0], rows.column_names, source)) == 100
 
 
 def test_damaged_tails() -> None:

@@ -13,7 +13,7 @@ from deltalake import write_deltalake
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import VersionGoneError
-from tests.support.delta_tables import append_commit
+from tests.support.delta_tables import append_commit, set_properties
 from tests.support.lake_tables import opened
 from tests.support.managed_tables import Site, list_ids, rows
 
@@ -87,6 +87,27 @@ def test_in_commit_timestamps(tmp_path: Path, copied: str) -> None:
     times = [row["committed_at"] for row in opened(table, cache).versions()]
     assert times == sorted(times)
     assert times[2:] == [BEGIN + 2 * DAY, BEGIN + 3 * DAY]
+
+
+def test_few_commits_are_read_for_their_times(tmp_path: Path) -> None:
+    """Of many commits that state their times, a read by time reads the last, or those that a binary search asks for."""
+    table, count = tmp_path / "t", 50
+    write_days(table, 1)
+    properties = {"delta.enableInCommitTimestamps": "true", "delta.inCommitTimestampEnablementVersion": "1"}
+    for number in range(1, count):
+        info = {"commitInfo": {"inCommitTimestamp": int((BEGIN + number * DAY).timestamp() * 1000)}}
+        path = table / "_delta_log" / f"{set_properties(table, properties):020}.json"
+        path.write_text(json.dumps(info) + "\n" + path.read_text())
+
+    def read(cache: str, **options: str) -> tuple[int, int]:
+        """(the version, the requests for bytes)."""
+        reader = opened(table, tmp_path / cache, **options)
+        return int(reader.describe()["position"]), int(reader.metrics()["ufsGetCount"])
+
+    for day, most in ((count + 1, 1), (count - 1, 1), (20, 7), (0, 7)):
+        expected, requests = read(f"version-{day}", version=str(min(day, count - 1)))
+        version, more_requests = read(f"time-{day}", timestamp=(BEGIN + day * DAY).isoformat())
+        assert (version, more_requests - requests <= most) == (expected, True)
 
 
 @pytest.mark.parametrize("ahead_s", [365 * 86400.0, -365 * 86400.0], ids=["ahead", "behind"])

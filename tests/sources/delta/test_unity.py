@@ -27,7 +27,7 @@ from pyspark_lookup.lookup import lookup_table as api
 from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.lookup.version_token import VersionToken, resolve_and_secure, version_of_token
 from pyspark_lookup.sources.delta import unity
-from pyspark_lookup.sources.delta.unity import UnityCatalog, UnityLender
+from pyspark_lookup.sources.delta.unity import UnityCatalog, UnityCredentialVendor
 from pyspark_lookup.sources.registry import parse_options
 from tests.support.fakes import FakeClock
 from tests.support.fuzzing import by_day
@@ -49,7 +49,7 @@ def rows(first: int, count: int = 2) -> pa.Table:
 
 
 class Lake:
-    """A catalog in front of a store that checks the credentials that it lends; tables are written on this disk and sent there.
+    """A catalog in front of a store that checks the credentials that it vends; tables are written on this disk and sent there.
 
     What is opened after `start` is of another process.
     """
@@ -57,7 +57,7 @@ class Lake:
     def __init__(self, home: Path, s3: S3Server, patch: pytest.MonkeyPatch) -> None:
         self.home, self.s3, self.patch = home, s3, patch
         self.store = ShortCredentials(s3)
-        self.catalog = UnityServer(self.store.lend)
+        self.catalog = UnityServer(self.store.vend)
         self.clock = FakeClock(time.time())
         self.errors: list[str] = []
         self._mirrors: dict[str, Mirror] = {}
@@ -108,8 +108,8 @@ class Lake:
         self.errors.append(repr(caught.value))
 
     def secrets(self) -> set[str]:
-        lent = {text for credentials in self.store.issued for text in credentials.values()}
-        return lent | {*self.catalog.tokens} | {secret for secret, _ in self.catalog.clients.values()}
+        vended = {text for credentials in self.store.issued for text in credentials.values()}
+        return vended | {*self.catalog.tokens} | {secret for secret, _ in self.catalog.clients.values()}
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def ids(table: LookupTable) -> list[int]:
 
 @pytest.mark.parametrize("mode", by_day(["full", "none", "partial"], 2))
 def test_a_table_is_read_by_its_name(lake: Lake, mode: str) -> None:
-    """A query asks the catalog once, and the store once whether there is a new commit. Credentials are lent to each process once."""
+    """A query asks the catalog once, and the store once whether there is a new commit. Credentials are vended to each process once."""
     lake.create("a")
     table = lake.table(mode)
     assert table.get(1) == [{"id": 1, "name": "n1"}]
@@ -342,7 +342,7 @@ def test_a_table_that_names_files_of_another(lake: Lake) -> None:
     log.write_text("\n".join(map(json.dumps, ({"metaData": metadata}, {"add": add}))))
     lake.catalog.create("main.travel.mine", lake.send("mine").url, "bob")
     lake.start("bob")
-    lake.refused(UfsPermissionError, "lent do not cover the location", lake.table("partial", name="main.travel.mine"))
+    lake.refused(UfsPermissionError, "vended do not cover the location", lake.table("partial", name="main.travel.mine"))
 
 
 @pytest.mark.parametrize(
@@ -356,16 +356,16 @@ def test_a_table_that_names_files_of_another(lake: Lake) -> None:
 def test_credentials_for_google_and_azure(
     lake: Lake, location: str, credentials: dict[str, Any], options: dict[str, str]
 ) -> None:
-    """Lent credentials are as these file systems take them, for the table's location, until the end by the catalog's clock."""
+    """Vended credentials are as these file systems take them, for the table's location, until the end by the catalog's clock."""
     lake.catalog.create(NAME, location, "ann")
     lake.catalog.ahead_s = 86400.0
     answer = {**credentials, "expiration_time": int((time.time() + lake.catalog.ahead_s + 600) * 1000)}
     lake.catalog.fault = lambda method, path: (200, answer) if method == "POST" else None
     catalog = UnityCatalog("unity", lake.catalog.uri, clock=lake.clock.host(), draw=random.random)
-    (lent,) = UnityLender(catalog, NAME).lend()
-    assert lent.options == options
-    assert lent.covers(f"{location}/1.parquet")
-    assert lent.expires_in_s == pytest.approx(600, abs=10)
+    (vended,) = UnityCredentialVendor(catalog, NAME).vend()
+    assert vended.options == options
+    assert vended.covers(f"{location}/1.parquet")
+    assert vended.expires_in_s == pytest.approx(600, abs=10)
 
 
 CLIENT = {"UNITY_CATALOG_CLIENT_ID": "client", "UNITY_CATALOG_CLIENT_SECRET": "client-secret-1"}
@@ -472,7 +472,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 def test_what_is_refused(lake: Lake) -> None:
-    """What is not a Delta table that may be read whole is refused before any credentials are lent."""
+    """What is not a Delta table that may be read whole is refused before any credentials are vended."""
     for info, error in REFUSED:
         lake.catalog.create(NAME, "s3://bucket/table", "ann", **info)
         lake.refused(NotSupportedError, error)
@@ -494,16 +494,16 @@ def test_errors_tell_apart(lake: Lake) -> None:
     lake.catalog.fault = lambda method, path: (302, b"")
     lake.refused(CatalogUnavailableError, "status 302, not as a Unity Catalog does")
     lake.catalog.fault = None
-    # The catalog lends credentials for a place that is not the table's location, as it states it.
-    elsewhere = {**lake.store.lend(lake.catalog.tables[NAME].location, 3600)}
-    lent = {"aws_temp_credentials": elsewhere, "expiration_time": None, "url": "s3://elsewhere/table"}
-    lake.catalog.fault = lambda method, path: (200, lent) if method == "POST" else None
-    message = "the credentials that the Unity catalog 'unity' has lent do not cover the location"
+    # The catalog vends credentials for a place that is not the table's location, as it states it.
+    elsewhere = {**lake.store.vend(lake.catalog.tables[NAME].location, 3600)}
+    vended = {"aws_temp_credentials": elsewhere, "expiration_time": None, "url": "s3://elsewhere/table"}
+    lake.catalog.fault = lambda method, path: (200, vended) if method == "POST" else None
+    message = "the credentials that the Unity catalog 'unity' has vended do not cover the location"
     lake.refused(UfsPermissionError, message)
     lake.catalog.fault = None
     lake.store.withdraw()
     lake.start("ann")
-    narrow = {**lent, "aws_temp_credentials": lake.store.lend("s3://elsewhere/table", 3600), "url": None}
+    narrow = {**vended, "aws_temp_credentials": lake.store.vend("s3://elsewhere/table", 3600), "url": None}
     lake.catalog.fault = lambda method, path: (200, narrow) if method == "POST" else None
     lake.refused(UfsPermissionError, "the store refuses them: they do not cover the location")
 

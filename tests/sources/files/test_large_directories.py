@@ -137,6 +137,18 @@ def test_a_version_is_mapped(table: Path, tmp_path: Path, restart: Callable[[], 
         assert opened(table, tmp_path / "another").version == version
 
 
+def test_columns_whose_record_was_removed(table: Path, tmp_path: Path) -> None:
+    """The record of columns is read once in a process, so it may be swept while they are in use. The next version that uses them has it again."""
+    cache = tmp_path / "cache"
+    reader = opened(table, cache)
+    version = reader.version
+    (record,) = cache.glob("**/records/listed/*")
+    record.unlink()
+    write_files(table, FILES)
+    assert reader.version != version
+    assert [*cache.glob("**/records/listed/*")] == [record]
+
+
 def test_a_reload_makes_few_objects(
     table: Path, tmp_path: Path, restart: Callable[[], None], made_objects: list[str]
 ) -> None:

@@ -261,6 +261,8 @@ FOREIGN = {
     "_temporary/": (errors.TableBusyError, "remove .*_temporary, which loses"),
     "_temporary/0/_temporary/attempt_1/part-0.parquet": (errors.TableBusyError, "_temporary.*lookup.busy-timeout"),
     "__magic/": (errors.TableBusyError, "remove .*__magic, which loses"),
+    "__magic_job-1/": (errors.TableBusyError, "remove .*__magic_job-1, which loses"),
+    ".staging_1/": (errors.TableBusyError, r"remove .*\.staging_1, which loses"),
 }
 
 

@@ -17,7 +17,7 @@ from tests.support.fakes import CACHES, FakeClock, make_host
 from tests.support.managed_tables import Site
 from tests.support.s3server import S3Server
 
-JOBS = ["_temporary", "_temporary/0/_temporary/attempt_1", ".spark-staging-8c1f/p=1", "__magic/job-1"]
+JOBS = ["__magic_job-1/tasks", "_temporary/0/_temporary/attempt_1", ".spark-staging-8c1f/p=1", ".staging_1754500000000"]
 MODES = {**CACHES, "cached": {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "0"}}
 KEYED = {"lookup.keys": "id"}
 

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, event
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.scan.table_scan import Scan
+from pyspark_lookup.sources.iceberg.source import IcebergSource
 from pyspark_lookup.storage.stores import EqualityGroup, local
 from pyspark_lookup.storage.ufs import Ufs
 from tests.support.fuzzing import by_day
@@ -300,3 +301,32 @@ def test_what_a_partial_cache_keeps(remote_v3: Remote) -> None:
     ]
     remote_v3.commit([remote_v3.table.positions([position])])
     assert (0 < misses(table, keys) < 6, table.get(3)) == (True, [])
+
+
+@pytest.mark.parametrize(("mode", "mapped_from"), [("partial", 250), ("partial", 1), ("full", 1)])
+def test_deletes_that_outlive_a_compaction(
+    remote_v3: Remote, mode: str, mapped_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A delete by value may stay for another file when its rows are compacted away, and go with that file. The compaction evicts nothing that
+    was cached under the delete, but what was cached before it is not what the compaction wrote."""
+    monkeypatch.setattr(IcebergSource, "mapped_from", mapped_from)
+    first, *others = remote_v3.data_files()
+    remote_v3.commit([], others)
+    early, late, watching = remote_v3.open(mode), remote_v3.open(mode, remote_v3.cache / "late"), remote_v3.open("none")
+    assert len(early.get(3)) == 1
+    remote_v3.write([{"id": 100, "name": "other"}])
+    other = remote_v3.data_files()[-1]
+    remote_v3.commit([remote_v3.table.equality([{"id": 3}], ["id"])])
+    assert (late.get(3), len(late.get(1)), len(watching.get(1))) == ([], 1, 1)
+    rows = [row for _, row in remote_v3.table.live_rows(first)]
+    (file,) = remote_v3.table.data(rows)
+    remote_v3.commit([file], [first], "replace")
+    assert len(watching.get(1)) == 1
+    path = remote_v3.table.local(file["file_path"])
+    aside = path.rename(remote_v3.local.parent / "aside")
+    remote_v3.send()
+    assert (misses(late, [1, 3]), late.get(3), len(late.get(1))) == (0, [], 1)  # without the new file
+    aside.rename(path)
+    remote_v3.commit([], [other])  # and the delete, which applies to nothing any more
+    assert (misses(late, [1]), len(watching.get(1))) == (0, 1)
+    assert (early.get(3), len(early.get(1))) == ([], 1)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
+import pyarrow.compute as pc
 import pytest
 
 from pyspark_lookup import LookupTable
@@ -208,6 +210,32 @@ def test_a_record_has_deletes_of_all_kinds(tmp_path: Path, process: Begin, count
     check_record(current)
 
 
+def test_many_deletes_of_several_files(tmp_path: Path, process: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which files position deletes may name is what it is for each file alone, and the locations of all files are parsed once."""
+    process(1)
+    extract_regex, rng = pc.extract_regex, random.Random(7)
+    calls: list[Any] = []
+    monkeypatch.setattr(pc, "extract_regex", lambda *args: calls.append(args) or extract_regex(*args))
+    table = IcebergTable.create(tmp_path / "t", {"id": "int", "region": "string"}, spec=[("region", "identity")])
+    files = [file for region in ("eu", "us") for _ in range(8) for file in table.data([{"id": 1, "region": region}])]
+    for file in files[::3]:
+        file["file_path"] = file["file_path"].replace("file:///", "file:/")  # the same place, spelled in another way
+    for added in (files[:6], files[6:12], files[12:]):
+        pairs = [rng.sample(some, 2) for some in (files[:8], files[8:]) for _ in range(3)]
+        bounds = rng.sample([1000, 1000, 1000, 12, None, None], len(pairs))
+        deletes = [
+            table.positions([(file, 0) for file in pair], bounds=n) for pair, n in zip(pairs, bounds, strict=True)
+        ]
+        table.commit([*added, *deletes[:5]])  # of earlier files, of these, and of later ones
+    version = follow_versions(opened(tmp_path / "t", tmp_path / "cache"))()
+    columns = version.files.columns  # type: ignore[union-attr]
+    alone = [columns.file(row).deletes for row in range(len(columns.urls))]
+    assert columns.has_deletes.tolist() == [bool(deletes) for deletes in alone]
+    assert {deletes.name for deletes in version.deletes} == {deletes.name for some in alone for deletes in some}
+    assert columns.row_names(np.arange(len(alone))).to_pylist() == [columns.name_rows(file) for file in version.files]
+    assert 1 < len({*alone}) < len(alone) and len(calls) == 1
+
+
 @pytest.fixture
 def large(tmp_path: Path) -> LargeIceberg:
     return LargeIceberg(tmp_path)
@@ -375,12 +403,13 @@ def test_deletes_that_are_added_again(tmp_path: Path, process: Begin) -> None:
         (table.data(rows[2:]), [0, 2, 2, 3]),
         ([deletes], [0, 2, 2]),
     ]
-    readers = [opened(tmp_path / "t", tmp_path / mode, mode, "id") for mode in ("none", "full")]
+    readers = [opened(tmp_path / "t", tmp_path / mode, mode, "id") for mode in ("none", "partial", "full")]
     for files, ids in commits:
         table.commit(files)
         wait_until_settled(tmp_path / "t" / "metadata" / "version-hint.text")
-        actual = [sorted(reader.scan().column("id").to_pylist()) for reader in readers]
-        assert actual == [ids] * 2
+        for reader in readers:
+            assert sorted(reader.scan().column("id").to_pylist()) == ids
+            assert [len(reader.get(number)) for number in range(4)] == [ids.count(number) for number in range(4)]
 
 
 def test_a_file_that_is_named_twice_with_two_numbers(tmp_path: Path, process: Begin) -> None:

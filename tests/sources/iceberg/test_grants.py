@@ -1,4 +1,4 @@
-"""Iceberg tables that may only be reached through their REST catalog: credentials that it lends, and caches that respect its grants.
+"""Iceberg tables that may only be reached through their REST catalog: credentials that it vends, and caches that respect its grants.
 
 After each test, nothing of a credential may be in any file, log, error, or value that was shown.
 """
@@ -28,7 +28,7 @@ from pyspark_lookup.lookup.runtime import Runtime
 from pyspark_lookup.sources.iceberg.catalog import Catalog, CatalogAnswer
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk import Disk
-from pyspark_lookup.storage.stores import LentCredentials
+from pyspark_lookup.storage.stores import VendedCredentials
 from tests.support.command_line import Run, run
 from tests.support.fakes import FakeClock
 from tests.support.fuzzing import by_day
@@ -227,7 +227,7 @@ def test_a_worker_asks_only_when_it_must(world: World, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", by_day(["partial", "none", "full"], 2))
 def test_a_principal_who_may_see_the_definition_only(world: World, mode: str) -> None:
-    """The catalog answers such a principal, but lends it nothing: the principal gets no cached rows, in whatever way it reads."""
+    """The catalog answers such a principal, but vends it nothing: the principal gets no cached rows, in whatever way it reads."""
     alice = world.process()
     token, read = alice.issue(mode), alice.plan(mode)
     for more in ({}, CACHED[mode]):
@@ -240,7 +240,7 @@ def test_a_principal_who_may_see_the_definition_only(world: World, mode: str) ->
         lambda: mallory.look_up(token, mode),
         lambda: read(mallory),
     ):
-        match = r"catalog 'tests' lends no credentials to this principal for ns\.table, and the store refuses those of this process"
+        match = r"catalog 'tests' vends no credentials to this principal for ns\.table, and the store refuses those of this process"
         world.refused(errors.UfsPermissionError, match, act)
     # Likewise if alice may see no more than that from now on.
     world.catalog.sights.add(("alice", "ns.table"))
@@ -265,17 +265,17 @@ def test_a_table_that_names_files_of_another(world: World) -> None:
     world.catalog.grants.add(("mallory", "ns.mine"))
     mallory = world.process("mallory")
     reader = mallory.open("partial", name="ns.mine")
-    world.refused(errors.UfsPermissionError, "lent do not cover the location", lambda: mallory.scanned(reader))
+    world.refused(errors.UfsPermissionError, "vended do not cover the location", lambda: mallory.scanned(reader))
 
 
 @pytest.mark.parametrize("prefix", ["s3://b/t", "s3://b/t/", "s3a://b", "s3"])
 def test_credentials_that_are_consent(prefix: str) -> None:
     for location in ("s3://b/t", "s3://b/t/"):
         metadata = {"location": location}
-        for lives_s, lends in ((3600.0, True), (None, True), (0.0, False)):
-            loan = [LentCredentials(prefix, {}, lives_s)]
-            assert CatalogAnswer("s3://b/t/metadata/1.metadata.json", metadata, "id", loan).lends is lends
-        assert not CatalogAnswer("", metadata, "id", [LentCredentials("s3://b/t2/", {}, None)]).lends
+        for lives_s, vends in ((3600.0, True), (None, True), (0.0, False)):
+            credential_set = [VendedCredentials(prefix, {}, lives_s)]
+            assert CatalogAnswer("s3://b/t/metadata/1.metadata.json", metadata, "id", credential_set).vends is vends
+        assert not CatalogAnswer("", metadata, "id", [VendedCredentials("s3://b/t2/", {}, None)]).vends
 
 
 def test_credentials_for_another_place_are_no_consent(world: World) -> None:
@@ -284,7 +284,7 @@ def test_credentials_for_another_place_are_no_consent(world: World) -> None:
     token, read = alice.issue("partial"), alice.plan("partial")
     assert alice.look_up(token, "partial") == read(alice) == [1, 2, 3]
     for prefix, lives_s, refusal in (
-        ("s3://elsewhere/x", 3600.0, "lent do not cover the location"),
+        ("s3://elsewhere/x", 3600.0, "vended do not cover the location"),
         (None, -100.0, "Bad Request"),
     ):
         world.catalog.prefix, world.catalog.lives_s = prefix, lives_s
@@ -309,7 +309,7 @@ def test_a_table_without_an_id(world: World) -> None:
     assert world.take_requests() == [("alice", "table")]
 
 
-def test_a_catalog_that_lends_nothing(world: World) -> None:
+def test_a_catalog_that_vends_nothing(world: World) -> None:
     """The store is asked whether it lets this process read, once in five minutes on a host, not once for each query."""
     world.catalog.sights.add(("alice", "ns.table"))
     world.catalog.grants.clear()
@@ -491,7 +491,7 @@ def test_credentials_that_end_in_mid_scan(world: World, ahead_s: float, in_confi
     ended: set[str] = set()
 
     def expire_credentials(method: str, path: str) -> None:
-        """End all that was lent, ahead of the first bytes of a manifest, and again ahead of the first of a data file."""
+        """End all that was vended, ahead of the first bytes of a manifest, and again ahead of the first of a data file."""
         kind = path.rpartition(".")[2]
         if method == "GET" and kind not in ended:
             ended.add(kind)
@@ -651,11 +651,11 @@ def test_a_location_that_is_not_covered(world: World, is_stated: bool) -> None:
     alice = world.process()
     if is_stated:
         world.catalog.prefix = other_table.url
-        error = r"credentials that the Iceberg catalog 'tests' has lent do not cover the location, only s3://.*/table"
+        error = r"credentials that the Iceberg catalog 'tests' has vended do not cover the location, only s3://.*/table"
     else:
-        lend = world.store.lend
-        world.store.lend = lambda url, lives_s: lend(f"{url}/elsewhere", lives_s)  # type: ignore[method-assign]
-        error = r"credentials that the Iceberg catalog 'tests' has lent, but the store refuses them: they do not cover the location \(Forbidden\): have"
+        vend = world.store.vend
+        world.store.vend = lambda url, lives_s: vend(f"{url}/elsewhere", lives_s)  # type: ignore[method-assign]
+        error = r"credentials that the Iceberg catalog 'tests' has vended, but the store refuses them: they do not cover the location \(Forbidden\): have"
     world.refused(errors.PysparkLookupError, error, lambda: alice.ids(alice.open()))
     assert world.take_requests() == [("alice", "table")]
 

@@ -1,14 +1,23 @@
 """The changes of a managed table. That they are its versions, played back, is checked by `tests/models`."""
 
 import itertools
+import time
+import types
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.errors import NotSupportedError, OptionError, VersionGoneError
-from pyspark_lookup.sources.managed.change_feed import CHANGE_TYPE, COMMIT_TIMESTAMP, LOG_POSITION, cost
+from pyspark_lookup.options.enums import FileFormatName
+from pyspark_lookup.sources.managed import change_feed
+from pyspark_lookup.sources.managed.change_feed import CHANGE_TYPE, COMMIT_TIMESTAMP, LOG_POSITION, ChangeTask, cost
+from pyspark_lookup.sources.managed.conflicts import KeyedRows
+from pyspark_lookup.storage.stores import IMMUTABLE, FileVersion
+from pyspark_lookup.versions.model import PATH, ROW, Table
 from tests.support.change_feed import format_changes, list_changes, open_feed
 from tests.support.managed_tables import OFF, Site, rows
 
@@ -100,12 +109,45 @@ def test_changes_between_two_versions(site: Site) -> None:
     assert sorted(map(tuple, map(dict.values, events))) == expected
 
 
+def test_a_commit_that_deletes_rows_of_many_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding the rows of each file among all deleted ones takes no longer for many files than for one."""
+    count, of_each = 2000, 200
+    ids = np.random.default_rng(7).permutation(count * of_each)
+    paths = pa.array([f"{number:05}.parquet" for number in range(count)])
+    marks = pa.table({"id": ids, PATH: paths.take(pa.array(ids // of_each)), ROW: ids % of_each})
+    reads: list[str] = []
+
+    def count_rows(_: KeyedRows, __: Any, ___: Any, file: FileVersion, keys: pa.Table) -> Any:
+        first = int(file.url[-13:-8]) * of_each
+        assert sorted(keys.column("id").to_pylist()) == [
+            *range(first + (of_each - 1 if first == of_each else 0), first + of_each)
+        ]
+        reads.append(file.url)
+        yield np.arange(of_each), pa.record_batch({"id": np.arange(first, first + of_each)})
+
+    monkeypatch.setattr(KeyedRows, "read_delete_files", lambda *_: marks)
+    monkeypatch.setattr(KeyedRows, "count_rows", count_rows)
+    scan = types.SimpleNamespace(read_deleted=lambda *_: {"file:///t/00001.parquet": np.arange(of_each - 1)})
+    schema = pa.schema([("id", pa.int64())])
+    files = tuple(FileVersion(f"file:///t/{path}", 1, IMMUTABLE) for path in paths.to_pylist())
+    table = Table("file:///t", "", "MANAGED", FileFormatName.PARQUET)
+    task = ChangeTask(table, 2, False, files, ("id",), text_of_schema(schema), files[:1])
+    started_s = time.process_time()
+    batches = list(change_feed.read_changes(lambda _: scan, [task], schema, None))  # type: ignore[arg-type, return-value]
+    assert time.process_time() - started_s < 3
+    assert reads == [file.url for file in files]
+    assert sorted(pa.Table.from_batches(batches).column("id").to_pylist()) == [
+        *range(200),
+        *range(399, count * of_each),
+    ]
+
+
 NO_CHANGES: list[tuple[dict[str, str], type[Exception], str]] = [
     ({"changes_from": "0"}, OptionError, r"lookup.changes-from = '0'"),
     (
         {"changes_from": "99"},
         VersionGoneError,
-        r"lookup.changes-from = 99: the newest position in the log of .* is \d+: give \d+ or less",
+        r"lookup.changes-from = 99: the log of .* ends at position \d+: give \d+ \(the next commit\) or less",
     ),
     ({"changes_from": "4", "changes_to": "3"}, OptionError, r"lookup.changes-to = 3 is before lookup.changes-from = 4"),
     ({"changes_to": "3"}, OptionError, r"lookup.changes-to = 3 needs lookup.changes-from"),

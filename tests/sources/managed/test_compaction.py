@@ -15,8 +15,10 @@ from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.options.enums import View
 from pyspark_lookup.sources.managed.conflicts import KeyedRows
+from pyspark_lookup.sources.managed.data_files import Job
 from pyspark_lookup.sources.managed.log import TableState, WriteMode
 from pyspark_lookup.sources.managed.log.log import state_from_json, state_to_json
+from pyspark_lookup.sources.managed.writer import TableWriter
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.versions.model import PATH
 from tests.support.managed_tables import (
@@ -247,6 +249,25 @@ def test_partial_keeps_its_keys(site: Site) -> None:
         answer = reader.get_many(keys)
         assert reader.metrics()["missCount"] - misses <= 1
         assert answer.column("name").to_pylist()[1] == "new"
+
+
+def test_a_delete_between_the_start_and_the_reads_of_a_compaction(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compaction leaves out the deleted row, and the delete then applies to nothing: a partial cache that knew neither drops the row."""
+    table, begin = appended(site, 2), TableWriter.begin
+    pending = [lambda: table.delete(pa.table({"id": [3]}))]
+
+    def begin_slowly(self: TableWriter, *args: Any) -> Job:
+        job = begin(self, *args)
+        if args[1] is WriteMode.COMPACT:
+            pending.pop()()  # by a later write id, from the same process, whose log this is
+        return job
+
+    reader = site.table(MODES["partial"], host="b")
+    assert [row["id"] for row in reader.get(3)] == [3]
+    monkeypatch.setattr(TableWriter, "begin", begin_slowly)
+    table.compact()
+    assert list(site.state().deletes(site.state().valid_write_ids())) == []
+    assert (reader.get(3), len(reader.get(13))) == ([], 1)
 
 
 def test_vacuum_removes_what_no_version_needs(site: Site) -> None:

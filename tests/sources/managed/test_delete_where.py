@@ -123,8 +123,6 @@ def test_what_is_none(site: Site) -> None:
     for arguments, kind, message in NO_PREDICATES:
         with pytest.raises(kind, match=message):
             table.delete(**arguments)
-    with pytest.raises(errors.OptionError, match=r"lookup\.where = 'id > 5' is for reads"):
-        site.table({"lookup.where": "id > 5"}).delete(where="id = 1")
     with pytest.raises((errors.UfsNotFoundError, errors.NotATableError)):
         site.table({"path": f"{site.path}-other"}).delete(where="id = 1")
     assert (site.state().position, list_rows(table)) == (position, "1a")

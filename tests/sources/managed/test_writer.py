@@ -12,7 +12,7 @@ import pytest
 
 from pyspark_lookup import errors
 from pyspark_lookup.lookup.lookup_table import LookupTable
-from pyspark_lookup.sources.managed.log import Batch, WriteMode
+from pyspark_lookup.sources.managed.log import Batch, DataFile, WriteMode
 from pyspark_lookup.storage.stores import FileVersion
 from pyspark_lookup.storage.ufs import Ufs
 from tests.support.fakes import CACHES
@@ -57,6 +57,7 @@ def test_other_places_are_refused(site: Site, tmp_path: Path) -> None:
 
 UNIQUE = {"lookup.write.unique-keys": "true"}
 KEYLESS, BATCH, PAST = {"path": "keyless"}, {"lookup.write.batch": "orders:9"}, {"lookup.version": "1"}
+WHERE = {"lookup.where": "id > 5"}
 OF_FILES = {"lookup.format": "parquet", "lookup.partition": "max_pt()"}
 OF_LOGS = {"lookup.version": "1", "lookup.valid-write-ids": "t:1:9::"}
 ONE_ROW = {"id": [1], "name": ["a"]}
@@ -77,6 +78,11 @@ REFUSED: list[tuple[type[Exception], dict[str, str], str, Arguments, str]] = [
     (errors.OptionError, BATCH, "delete", ONE_ROW, r"lookup\.write\.batch is for single writes of rows"),
     (errors.OptionError, BATCH, "transaction", None, r"lookup\.write\.batch is for single writes of rows"),
     *((errors.OptionError, PAST, call, ONE_ROW, "is for reads") for call in ("upsert", "delete")),
+    *(
+        (errors.OptionError, WHERE, call, ONE_ROW, f"= 'id > 5' is for reads .* which rows {call} replaces")
+        for call in ("write", "upsert", "delete")
+    ),
+    (errors.OptionError, WHERE, "transaction", None, r"is for reads .* such as LookupTable\(path\)"),
     (errors.OptionError, PAST, "compact", None, "is for reads"),
     *((errors.OptionError, {}, "vacuum", text, "older_than") for text in ("6 d", "-1 d", "soon")),
     (errors.UfsNotFoundError, {"path": "nothing"}, "vacuum", None, "nothing"),
@@ -235,18 +241,21 @@ def test_a_dead_writer_is_aborted(site: Site) -> None:
     assert site.table().scan() == rows()
 
 
-def test_a_living_writer_is_not(site: Site) -> None:
-    """A write that shows signs of life goes on as long as it likes; it shows few, and they go when it is done."""
+@pytest.mark.parametrize("tasks", [1, 40])
+def test_a_living_writer_is_not(site: Site, tasks: int) -> None:
+    """A write that shows signs of life goes on as long as it likes, in one long task or many short ones; it shows few, and they go when it is done."""
     site.created()
-    writer = site.writer(TIMEOUT, host="b")
-    job = writer.begin(SCHEMA, APPEND)
+    job = site.writer(TIMEOUT, host="b").begin(SCHEMA, APPEND)
 
-    def slow() -> Iterator[pa.RecordBatch]:
-        for id_ in range(40):
+    def slow(ids: range) -> Iterator[pa.RecordBatch]:
+        for id_ in ids:
             watched(site, 8)
             yield from rows(id_).to_batches()
 
-    files = writer.write(job, slow(), "part")
+    files: list[DataFile] = []
+    for first in range(0, 40, 40 // tasks):
+        writer = site.writer(TIMEOUT, host="b")
+        files += writer.write(job, slow(range(first, first + 40 // tasks)), "part")
     assert 16 <= len(list((site.path / "_lookup" / "heartbeats").iterdir())) <= 40
     writer.commit(job, files)
     assert list_ids(site.table().scan()) == list(range(40))
@@ -301,6 +310,18 @@ def test_reads_see_the_hosts_writes(site: Site, cache: str, source: str) -> None
         # Again, the reload that a floor has asked for may come only now.
         is_late_reload = (cache, source, kinds) == ("FULL", "CACHE", ["head"] * 2)
         assert is_late_reload or kinds == (["head"] * 4 if source == "UFS" else [])
+
+
+def test_the_write_mode_of_the_options(site: Site) -> None:
+    """With `lookup.write.mode` = upsert an append is an upsert, also in a transaction; an overwrite is refused."""
+    table = site.table({"lookup.keys": "id", "lookup.write.mode": "upsert"})
+    table.write(rows(1, 2))
+    table.write(rows(2, 3))
+    with table.transaction() as transaction:
+        transaction.write(rows(3, 4), "append")
+    assert sorted(table.scan()["id"].to_pylist()) == [1, 2, 3, 4]
+    with pytest.raises(errors.OptionError, match=r"lookup\.write\.mode = 'upsert' is for the mode append"):
+        table.write(rows(5), "overwrite")
 
 
 def test_a_batch_of_a_name_is_written_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:

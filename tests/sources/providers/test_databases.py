@@ -200,6 +200,21 @@ def test_postgres_times_that_it_does_not_have(postgres: Database) -> None:
         assert rows["key_index"].to_pylist() == [2, 3]
 
 
+def test_postgres_times_that_are_too_late(postgres: Database) -> None:
+    """A time after the last one of Arrow raises an error; it does not become one before 1970. The last one is read."""
+    last = "294247-01-10 04:00:54.775807"
+    name = postgres.create(
+        "id integer, t timestamp, z timestamptz", f"(1, '{last}', '{last}Z')", f"(2, '{last}', '294247-01-10 04:00:54.775808Z')", "(3, '294250-01-01', NULL)"
+    )  # fmt: skip
+    rows = postgres.table(name, "id", {**ONCE, "lookup.where": "id = 1"}).scan()
+    assert rows.select(["t", "z"]).cast(pa.schema([("t", pa.int64()), ("z", pa.int64())])).to_pylist() == [
+        {"t": 2**63 - 1, "z": 2**63 - 1}
+    ]
+    for key in (2, 3):
+        with pytest.raises(LookupFunctionError, match=f"is later than {last} UTC"):
+            postgres.table(name, "id", ONCE).get(key)
+
+
 def test_postgres_a_column_that_became_wider(postgres: Database) -> None:
     """A table that is open is looked up in after a column became wider."""
     name = postgres.create("id INTEGER, n INTEGER", "(1, 10)")
@@ -210,10 +225,27 @@ def test_postgres_a_column_that_became_wider(postgres: Database) -> None:
 
 
 def test_duckdb_keys_in_nanoseconds(duckdb_file: Database) -> None:
-    """A time in nanoseconds is found by the microsecond that the column shows."""
+    """A time in nanoseconds is found by the microsecond that the column shows, which is the nearest one."""
     name = duckdb_file.create("t TIMESTAMP_NS, n INTEGER", "('2024-01-01 10:00:00.123456789', 1)")
     (row,) = duckdb_file.table(name, "n").scan().to_pylist()
+    assert row["t"].microsecond == 123457
     assert duckdb_file.table(name, "t").get(row["t"]) == [row]
+
+
+def test_duckdb_numbers_that_are_too_large(duckdb_file: Database) -> None:
+    """A number of more than 38 digits raises an error, also in a list; it does not become another number. It keeps no other row from being found."""
+    name = duckdb_file.create(
+        "id INTEGER, h HUGEINT, u UHUGEINT, l STRUCT(HUGEINT HUGEINT, u UHUGEINT[])",
+        "(1, 5, 5, {'HUGEINT': 5, 'u': [5]})", f"(2, {2**127 - 1}, NULL, NULL)", f"(3, NULL, {2**128 - 1}, NULL)", f"(4, NULL, NULL, {{'HUGEINT': 5, 'u': [{2**127}]}})",
+    )  # fmt: skip
+    row = {"id": 1, "h": 5, "u": 5, "l": {"HUGEINT": 5, "u": [5]}}
+    for key in ("id", "h", "u"):
+        assert duckdb_file.table(name, key).get(5 if key != "id" else 1) == [row]
+    for where in ("h < 6", "u = 5"):
+        assert duckdb_file.table(name, "id", {"lookup.where": where}).scan().to_pylist() == [row]
+    for key in (2, 3, 4):
+        with pytest.raises(LookupFunctionError, match=r"to DECIMAL\(38,0\)"):
+            duckdb_file.table(name, "id", ONCE).get(key)
 
 
 def test_sqlite_names_of_the_query_are_its_own(sqlite: Database) -> None:
@@ -292,6 +324,7 @@ DUCKDB = [
     ("UTINYINT", "255", pa.int16(), 255),
     ("UBIGINT", "18446744073709551615", pa.decimal128(20, 0), decimal.Decimal(2**64 - 1)),
     ("HUGEINT", "9" * 38, pa.decimal128(38, 0), decimal.Decimal("9" * 38)),
+    ("UHUGEINT", "9" * 38, pa.decimal128(38, 0), decimal.Decimal("9" * 38)),
     ("DECIMAL(10, 2)", "1.5", pa.decimal128(10, 2), decimal.Decimal("1.50")),
     ("DOUBLE", "5e-324", pa.float64(), 5e-324),
     ("VARCHAR", "'ä€𝄞'", TEXT, "ä€𝄞"),
@@ -628,6 +661,43 @@ def test_the_database_leaves_out_rows(database: Database) -> None:
         "mariadb",
     )  # what these log has the values of parameters
     assert "IS NULL" in text
+
+
+def test_the_declared_types_decide(database: Database) -> None:
+    """lookup.where compares in the types of lookup.schema, whatever types the database compares in."""
+    time = "DATETIME" if database.scheme == "mariadb" else "TIMESTAMP"
+    name = database.create(
+        f"id BIGINT, code INTEGER, day {time}",
+        "(1, 2, '2024-01-02 00:00:00')", "(2, 100, NULL)", "(3, 30, '2024-01-03 00:00:00')", "(4, NULL, NULL)",
+    )  # fmt: skip
+    for declared, where, expected in (
+        ("STRING", "code < '20'", [1, 2]), ("STRING", "code >= 'a'", []), ("STRING", "code = '100' OR code IS NULL", [2, 4]),
+        ("BIGINT", "code IN (30, 3000000000)", [3]), ("BIGINT", "day = DATE'2024-01-02'", [1]),
+    ):  # fmt: skip
+        table = database.table(
+            name, "id", {"lookup.schema": f"id BIGINT, code {declared}, day DATE", "lookup.where": where}
+        )
+        assert sorted(table.scan()["id"].to_pylist()) == expected, where
+        assert sorted(table.get_many(ids(1, 2, 3, 4))["id"].to_pylist()) == expected, where
+
+
+def test_declared_types_that_do_not_fit(duckdb_file: Database) -> None:
+    """A type that changes the meaning of all values is refused, and so is a value that would change."""
+    name = duckdb_file.create(
+        "id INTEGER, n INTEGER, t TIMESTAMP, d DATE[], s STRUCT(a INTEGER, b INTEGER)",
+        "(1, 1, '2024-01-02', NULL, NULL)", "(2, 2, '2024-01-02 10:00', NULL, NULL)",
+    )  # fmt: skip
+    for declared, kinds in (
+        ("n DATE", "int32 and cannot be read as date32"), ("t BIGINT", "timestamp.us. and cannot be read as int64"),
+        ("d ARRAY<INT>", "list.* and cannot be read as list"), ("s STRUCT<b: INT, a: INT>", "struct.* and cannot be read as struct"),
+    ):  # fmt: skip
+        with pytest.raises(SchemaError, match=rf"is {kinds}.*, its type in lookup.schema"):
+            duckdb_file.table(name, "id", {"lookup.schema": f"id INT, {declared}"})
+    for declared, value in (("n BOOLEAN", True), ("t DATE", datetime.date(2024, 1, 2))):
+        table = duckdb_file.table(name, "id", ONCE, {"lookup.schema": f"id INT, {declared}"})
+        assert [*table.get(1)[0].values()] == [1, value]
+        with pytest.raises(LookupFunctionError, match="a value would change"):
+            table.get(2)
 
 
 def test_versions_that_are_no_value(database: Database) -> None:

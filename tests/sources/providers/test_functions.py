@@ -20,6 +20,7 @@ from pyspark_lookup.sources.providers.functions import (
     FullCachingLookupProvider,
     KeyLookupFunction,
     LookupContext,
+    LookupFunctionProvider,
     LookupProvider,
 )
 from tests.support.lookup_functions import (
@@ -324,6 +325,32 @@ def test_a_new_version_is_seen_by_the_next_lookup(desk: Desk, source: str) -> No
     desk.clock.tick(10**6)
     assert names(table, 1) == ["Alicia"]  # no time makes it old
     assert counted(table) == {"hitCount": 3 + (source == "CACHE"), "missCount": 4, "loadCount": 4}
+
+
+@pytest.mark.parametrize("way", ["a loop of its own", "coroutine functions"])
+def test_versions_of_asynchronous_clients(desk: Desk, way: str) -> None:
+    """version() and changes() may run an event loop of their own, or be coroutine functions."""
+    version = ["1"]
+
+    async def find_version() -> str:
+        await asyncio.sleep(0)
+        return version[0]
+
+    async def find_changes(since: str) -> pa.Table:
+        await asyncio.sleep(0)
+        return ids(1)
+
+    def made(function: Any) -> Any:
+        return function if way == "coroutine functions" else lambda *args: asyncio.run(function(*args))
+
+    function = users()
+    table = desk.table(
+        lambda context: LookupFunctionProvider(function, SCHEMA, made(find_version), changes=made(find_changes)),
+        VERSIONED,
+    )
+    for version[0] in ("1", "2"):
+        assert (names(table, 1), names(table, 2)) == (["Alice"], ["Bob", "Charlie"])
+    assert function.log.requested_keys == [[1], [2], [1]]
 
 
 @KINDS

@@ -30,9 +30,10 @@ import pytest
 from pyspark_lookup import LookupTable, lookup_join
 from pyspark_lookup.columnar.ddl import parse_columns
 from pyspark_lookup.errors import LookupFunctionError, OptionError, SchemaError
+from pyspark_lookup.sources.providers.services import http_function
 from pyspark_lookup.sources.providers.services.answers import AnswerReader
 from pyspark_lookup.sources.providers.services.freshness import has_next_page, lifetime_s, retry_after_s
-from pyspark_lookup.sources.providers.services.http_function import Clock, HttpFunction
+from pyspark_lookup.sources.providers.services.http_function import Answer, Answers, Clock, HttpFunction
 from pyspark_lookup.sources.providers.services.http_request import RequestTemplate
 from pyspark_lookup.sources.registry import parse_options
 from tests.support.followed_tables import AGED, History, Requests, System, Way, Write
@@ -243,6 +244,24 @@ def test_max_age_ends_before_the_caches_own_bound(shop: Api, desk: Desk) -> None
     assert shop.count() == 1
 
 
+def test_a_lifetime_ends_under_every_bound(shop: Api, desk: Desk) -> None:
+    """A table with another expire-after-write uses a row no longer than the server allows, in the process that loaded it and in others."""
+    shop.headers = {"Cache-Control": "max-age=100"}
+    tables = []
+    for number, bound in enumerate(("1 h", "2 h", "3 h", "3 h")):
+        if number == 2:
+            desk.restart()
+        tables.append(
+            desk.table("http", make_options(shop, PARTIAL, {"lookup.partial-cache.expire-after-write": bound}))
+        )
+        assert tables[-1].get(1) == [row(1)]
+    assert shop.count() == 3
+    desk.clock.tick(101.0)
+    for table in tables[:3]:
+        assert table.get(1) == [row(1)]
+    assert shop.count() == 3
+
+
 @pytest.mark.parametrize("control", ["no-store", "no-cache", "max-age=0", "max-age=60, no-store"])
 def test_what_must_not_be_stored(shop: Api, desk: Desk, control: str) -> None:
     """An answer that must not be stored is for its lookup only; with no-store nothing of it comes to the disk, while other keys of the lookup are cached."""
@@ -409,6 +428,41 @@ def test_a_server_that_does_not_answer(shop: Api, desk: Desk) -> None:
     assert table.get(1) == [row(1)]
 
 
+def test_a_server_that_takes_no_connection(shop: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that is not made in time is named as such: no longer wait for the answer would help."""
+    monkeypatch.setattr(http_function, "_CONNECT_S", 0.2)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        shop.url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        for _ in range(4):  # more than it keeps waiting, so that the next one gets no answer
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        function = make_http_function(shop, Slept())
+
+        async def run() -> None:
+            await function.open()
+            with pytest.raises(LookupFunctionError, match=r"no connection to the server within 0.2 s"):
+                await function.lookup(ids(1))
+            await function.close()
+
+        asyncio.run(run())
+
+
+def test_stored_answers_are_bounded() -> None:
+    """URLs and headers count, too: many small answers take no more memory than a few large ones."""
+    answers = Answers(100_000)
+    headers = {"etag": '"1"', "set-cookie": "x" * 100_000, "last-modified": "y" * 2000}
+    urls = [f"http://shop/{'z' * 2000}/{number}" for number in range(100)]
+    for url in urls:
+        answers.put(url, Answer(url, b"{}", headers))
+    kept = [answer for url in urls if (answer := answers.get(url)) is not None]
+    assert 10 < len(kept) < 25
+    assert kept[0].headers.keys() == {"etag", "last-modified"}
+    answers.put("http://shop/large", Answer("http://shop/large", b"x" * 100_000, headers))
+    assert answers.get(urls[-1]) is not None  # one that is too large is not worth all others
+
+
 def test_a_batch_that_is_not_there(shop: Api, desk: Desk) -> None:
     """A status that means no rows for one key is no answer for a batch."""
     table = desk.table("http", make_options(shop, of_many(shop), ONCE))
@@ -529,7 +583,8 @@ REQUESTED_URLS: list[str] = []
 
 
 def next_login(url: str) -> dict[str, str]:
-    """The function that `lookup.credentials` names."""
+    """The function that `lookup.credentials` names. It may run an event loop of its own."""
+    asyncio.run(asyncio.sleep(0))
     REQUESTED_URLS.append(url)
     return LOGINS[(len(REQUESTED_URLS) - 1) % len(LOGINS)]
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import collections
+import errno
 import math
 import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +26,14 @@ from pyspark_lookup.sources.providers.functions import (
     LookupProvider,
 )
 from pyspark_lookup.sources.providers.limits import CircuitBreaker, Connections, Rate, RateLimit, parse_rate
+from pyspark_lookup.sources.providers.provider import ProvidedTable
+from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.context import HostContext
 from pyspark_lookup.storage.disk import Disk, key_of
+from pyspark_lookup.storage.disk.directory import Lock
 from tests.support.fakes import FakeClock
 from tests.support.lookup_functions import (
+    BOUND_S,
     ONCE,
     PARTIAL,
     QUICK,
@@ -41,6 +47,7 @@ from tests.support.lookup_functions import (
     names,
     pairs,
     provider,
+    raises,
     users,
 )
 
@@ -198,6 +205,7 @@ def test_a_scan_is_a_connection_and_the_wait_for_one_ends(desk: Desk, gate: thre
     table = desk.serve(make_function("async", answer, 1), {"lookup.max-connections": 2, **ONCE})
     assert len(pairs(table, *range(12))) == 3
     assert max(most) == 2
+    assert table.metrics()["connectionWaitCount"] == 0  # no call waits for another one of its own lookup
 
     def scan() -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist([{"id": 1, "name": "Alice"}], SCHEMA)
@@ -213,6 +221,96 @@ def test_a_scan_is_a_connection_and_the_wait_for_one_ends(desk: Desk, gate: thre
         whole_table.get(1)
     connection.release()
     assert names(whole_table, 1) == ["Alice"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_busy_process_gives_way(desk: Desk, kind: str) -> None:
+    """Another process that waits for the only connection gets it between two calls, although the next call could begin at once."""
+    turns: list[int] = []
+
+    def answer(keys: pa.Table) -> pa.Table:
+        desk.clock.tick(1.0)
+        return make_answer(USERS)(keys)
+
+    function = make_function(kind, answer, 1)
+    name = desk.name(lambda context: provider(function))
+    other, sleep = Connections(host(desk.cache_dir, desk.clock), key_of(name, ""), 1), desk.clock.sleep
+
+    def look_once(seconds: float) -> None:
+        sleep(seconds)
+        connection = other.acquire()
+        if connection is not None:
+            turns.append(len(function.log.tables))
+            connection.release()
+
+    desk.clock.sleep = look_once  # type: ignore[method-assign]
+    desk.restart()  # with this clock
+    table = desk.table(name, {"lookup.max-connections": 1, **ONCE})
+    with other.waiting():
+        for _ in range(2):
+            assert len(pairs(table, 1, 2)) == 3
+    assert turns == ([2] if kind == "sync" else [1, 2, 3])
+
+
+@pytest.mark.parametrize("end", ["hangs", "is left"])
+def test_a_scan_keeps_its_connection_until_it_ends(desk: Desk, gate: threading.Event, end: str) -> None:
+    """A scan that hangs, or whose reader leaves it, still counts as a connection: its system may still be at work."""
+
+    def scan() -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pylist([{"id": 1, "name": "Alice"}], SCHEMA)
+        gate.wait(BOUND_S)
+
+    name = desk.name(lambda context: FullCachingLookupProvider(scan, SCHEMA, version=lambda: "1"))
+    options = {
+        "lookup.provider": name,
+        "lookup.keys": "id",
+        "lookup.max-connections": 1,
+        "lookup.async.timeout": "0.3 s",
+    }
+    table = ProvidedTable(parse_options(options), desk.clock.host())
+    table.limit(host(desk.cache_dir, desk.clock))
+    connections = Connections(host(desk.cache_dir, desk.clock), key_of(name, ""), 1)
+    batches = table.scan(SCHEMA)
+    assert next(batches).num_rows == 1
+    if end == "is left":
+        del batches
+    else:
+        with pytest.raises(LookupTimeoutError):
+            next(batches)
+    assert connections.acquire() is None
+    gate.set()
+    until_s = time.monotonic() + BOUND_S
+    while (connection := connections.acquire()) is None:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    connection.release()
+
+
+@pytest.mark.parametrize("failing", ["acquire", "create_claim", "write"])
+def test_limits_without_a_cache_directory_that_works(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """If the cache directory cannot be read or written, each process keeps the limits for itself, and counts the failure."""
+    context = host(cache_dir, FakeClock())
+    connections, rate = Connections(context, "system", 1), RateLimit(context, "system", Rate(1, 60.0))
+    breaker = CircuitBreaker(context, "system", 10.0)
+    owner = Lock if failing == "write" else Disk
+    monkeypatch.setattr(owner, failing, raises(OSError(errno.ENOSPC, "no space left on device")))
+    connection = connections.acquire()
+    assert (connection is None, connections.acquire()) == (False, None)
+    with connections.waiting():
+        assert connections.are_awaited
+    assert connection is not None
+    connection.release()
+    assert connections.acquire() is not None
+    assert (rate.reserve(), rate.reserve()) == (0.0, 60.0)
+    for _ in range(5):
+        assert breaker.refusal(True) is None
+        breaker.failed("down")
+    assert breaker.refusal(True) is not None
+    breaker.succeeded()
+    assert breaker.refusal(True) is None
+    assert context.metrics.snapshot()["cacheFailureCount"] > 0
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["host", "process"])

@@ -84,7 +84,7 @@ def test_values_of_another_type(shop: RedisServer, desk: Desk) -> None:
     shop.client.hset("customer:4", mapping={"name": b"\xff"})
     table = open_table(desk, shop, ONCE)
     for key, expected in (
-        (1, r"Redis key 'customer:1' holds a list, but lookup.redis.value says a hash"), (2, "Redis key 'customer:2' holds a string"),
+        (1, r"Redis key 'customer:1' holds a list, but lookup.redis.value = 'HASH' needs a hash"), (2, "Redis key 'customer:2' holds a string"),
         (3, r"column 'balance' of Redis key 'customer:3': 'much' is not a valid decimal"), (4, "column 'name' of Redis key 'customer:4'"),
     ):  # fmt: skip
         with pytest.raises(LookupFunctionError, match=expected):
@@ -92,7 +92,7 @@ def test_values_of_another_type(shop: RedisServer, desk: Desk) -> None:
     json_of = open_table(desk, shop, ONCE, {"lookup.redis.value": "JSON"})
     with pytest.raises(
         LookupFunctionError,
-        match=r"Redis key 'customer:1' holds a list, but lookup.redis.value says a string with JSON",
+        match=r"Redis key 'customer:1' holds a list, but lookup.redis.value = 'JSON' needs a string with JSON",
     ):
         json_of.get(1)  # MGET would say that there is none
 
@@ -209,20 +209,29 @@ def wait_until(holds: Any) -> None:
         time.sleep(0.05)
 
 
+LOGIN = {"user": "reader", "password": "hunter2"}
+
+
 def of_server(url: str) -> dict[str, str]:
     """The function that `lookup.credentials` names."""
-    return {"user": "reader", "password": "hunter2"}
+    return LOGIN
 
 
 def test_credentials(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials come from the environment, as for redis-cli, or from a function; the error about a wrong one does not show it."""
+    """Credentials come from the environment, as for redis-cli, or from a function, which is asked again if the server refuses them; the error about a
+    wrong one does not show it."""
     with contextlib.closing(RedisServer("--requirepass", "s3cr3t")) as server:
         server.client.execute_command("AUTH", "s3cr3t")
         server.client.execute_command("ACL", "SETUSER", "reader", "on", ">hunter2", "~customer:*", "+hgetall")
         server.client.hset("customer:1", mapping={"name": "a"})
         with pytest.raises(LookupFunctionError, match=r"AuthenticationError|NOAUTH"):
             open_table(desk, server, ONCE).get(1)
-        assert open_table(desk, server, ONCE, {"lookup.credentials": f"{__name__}:of_server"}).get(1)[0]["name"] == "a"
+        table = open_table(desk, server, {"lookup.credentials": f"{__name__}:of_server"})
+        assert table.get(1)[0]["name"] == "a"
+        monkeypatch.setitem(LOGIN, "password", "hunter3")
+        server.client.execute_command("ACL", "SETUSER", "reader", "resetpass", ">hunter3")
+        server.client.execute_command("CLIENT", "KILL", "USER", "reader")
+        assert table.get(1)[0]["name"] == "a"
         desk.restart()
         monkeypatch.setenv("REDISCLI_AUTH", "s3cr3t")
         assert open_table(desk, server, ONCE).get(1)[0]["name"] == "a"

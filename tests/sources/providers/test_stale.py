@@ -161,5 +161,7 @@ def test_stale_needs_a_cache(desk: Desk, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"lookup\.on-error = 'STALE' needs a cache of lookupcache"):
         names(desk.serve(users(), STALE, cache=Plain()), 1)
     options: dict[str, Any] = {"path": str(tmp_path), "lookup.on-error": "STALE"}
-    with pytest.raises(OptionError, match=r"lookup\.on-error = 'STALE' is for tables of a provider"):
+    with pytest.raises(
+        OptionError, match=r"lookup\.on-error = 'STALE' is for tables of a provider or database: remove it"
+    ):
         parse_options(options)

@@ -239,9 +239,13 @@ def test_a_file_that_is_being_written_is_nobody_elses(
 
 
 def die_beside_a_child(cache_dir: Path) -> None:
-    """A process that has forked a child dies while it writes a file; what it was writing is nobody's, although the child lives."""
+    """A process that has forked a child dies: what it was writing, its locks and its claims are nobody's, although the child lives."""
     first, second = (Disk(cache_dir, BUDGET, CacheMetricGroup(), time.time, random.Random(n)) for n in range(2))
     file = first.reserve(100_000)
+    lock, claim = first.acquire("block", "x", 0), first.create_claim("s", "g", b"")
+    counters = first.new_counters("process", {}, {"n": 1})
+    assert lock is not None
+    assert second.acquire("block", "x", 0) is None
     os.utime(file.path, (time.time() - 7200,) * 2)  # it takes long
     second.sweep()
     assert file.path.exists()
@@ -254,17 +258,21 @@ def die_beside_a_child(cache_dir: Path) -> None:
         child_end.recv(1)  # until its parent has ended
         os._exit(0)
     assert parent_end.recv(1)
-    os.close(file.fd)
+    for locked_file in (file, lock, claim, counters):
+        os.close(locked_file.fd)  # as its death does
     second._remove_dead(0)
     assert not file.path.exists()
     assert second.usage().segments == 0
+    assert second.acquire("block", "x", 0) is not None
+    assert second.claims("s", "g") == []
+    assert not second.counters("process")[0].alive
     parent_end.close()
     child_end.close()
     os.waitpid(child, 0)
 
 
 def test_a_file_that_is_being_written_outlives_no_process(cache_dir: Path) -> None:
-    """A file that is being written is swept when its writer has died, not because it is old."""
+    """A file that is being written is swept when its writer has died, not because it is old. Locks and claims end with their process, too."""
     in_fresh_process(die_beside_a_child, cache_dir)
 
 

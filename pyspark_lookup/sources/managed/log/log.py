@@ -633,7 +633,7 @@ class NotificationLog:
         if file.modified_at_s is None:
             raise UfsError(
                 f"{redact('path', file.url)}: the store does not say when this file was written, so neither time travel nor vacuum works "
-                "there: move the table to a store that does"
+                "for this table: move it to a store that tells the time of a write"
             )
         return file.modified_at_s
 

@@ -295,14 +295,26 @@ class VisibleWrites:
         A compaction is left out if the names of the replaced files are no longer known.
         """
         compactions = sorted((write for write in self.valid if write.replaces), key=self.end)
+        replaced_ids = {id_ for write in compactions[:-_REWRITES_AT_MOST] for id_ in write.replaces}
         for write in compactions[-_REWRITES_AT_MOST:]:
+            replaced_ids.update(write.replaces)
             replaced_writes = [self._writes[id_] for id_ in write.replaces if id_ in self._writes]
             if len(replaced_writes) == len(write.replaces) and not any(
                 replaced_write.vacuumed for replaced_write in replaced_writes
             ):
                 # The compaction's delete files may have rows of writes that no version has any more. So they count as new: they are left out here.
                 file_names = tuple(file.name for file in write.files)
-                yield file_names, tuple(name for replaced_write in replaced_writes for name in replaced_write.names)
+                replaced_names = tuple(name for replaced_write in replaced_writes for name in replaced_write.names)
+                # The race: a delete was committed before the compaction, but is not among the writes that it replaced. The compaction's files
+                # lack the deleted rows, and later the delete may go, because it applies to nothing.
+                first, last = min(map(self.end, replaced_writes)), self.end(write)
+                other_deletes = tuple(
+                    file.name
+                    for other in self.valid
+                    if other.deletes and other.id not in replaced_ids and first < self.end(other) < last
+                    for file in other.deletes
+                )
+                yield (*file_names, *other_deletes), (*replaced_names, *other_deletes)
 
     def end(self, write: TableWrite) -> int:
         """The position at which a write ended. For an open write, whose rows its transaction sees, the position of the next event."""

@@ -10,28 +10,34 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_lookup.columnar.predicate import And, Compare, In, IsNull, NullSafeEqual, Or, Predicate
+from pyspark_lookup.columnar.types import spark_type
 from pyspark_lookup.sources.providers.databases.database import Column, Condition
 
 _MOST_VALUES = 400  # parameters of a condition
 
 
 def condition_of(
-    predicate: Predicate, columns: Mapping[str, Column], placeholder: Callable[[int], str]
+    predicate: Predicate, columns: Mapping[str, Column], types: pa.Schema, placeholder: Callable[[int], str]
 ) -> Condition | None:
     """A condition that holds for every row for which the predicate does, and for as few others as possible; None if there is none.
 
-    `placeholder`: returns the SQL of the parameter with a number (from 1).
+    `types`: the columns in the types in which the predicate compares them. `placeholder`: returns the SQL of the parameter with a number (from 1).
     """
     parameters: list[tuple[Any, Column]] = []
-    sql = _Translation(columns, placeholder, parameters).translate(predicate)
+    sql = _Translation(columns, types, placeholder, parameters).translate(predicate)
     return None if sql is None else Condition(sql, tuple(parameters))
 
 
 class _Translation:
     def __init__(
-        self, columns: Mapping[str, Column], placeholder: Callable[[int], str], parameters: list[tuple[Any, Column]]
+        self,
+        columns: Mapping[str, Column],
+        types: pa.Schema,
+        placeholder: Callable[[int], str],
+        parameters: list[tuple[Any, Column]],
     ) -> None:
         self._columns = columns
+        self._types = types
         self._placeholder = placeholder
         self._parameters = parameters
 
@@ -69,9 +75,11 @@ class _Translation:
         return None
 
     def _compare(self, column: Column, op: str, value: Any) -> str | None:
+        # The database compares in its own type: numbers by their size, also where the predicate compares their texts.
         # Spark compares floats and NaN in its own way, and the first and last years stand for infinite times.
         if (
             not column.findable
+            or self._types.field(column.name).type != spark_type(column.type)
             or pa.types.is_floating(column.type)
             or isinstance(value, float)
             or pa.types.is_nested(column.type)

@@ -18,14 +18,24 @@ from pyspark_lookup.columnar.predicate import Predicate
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import (
     cast_column,
+    is_text,
     lenient_schema,
     resolve_names,
+    show_type,
     spark_type,
+    split_type,
     unreadable,
     unreadable_type,
 )
 from pyspark_lookup.core.clock import HostClock
-from pyspark_lookup.errors import LookupFunctionError, OptionError, PysparkLookupError, raise_ours, reason_of
+from pyspark_lookup.errors import (
+    LookupFunctionError,
+    OptionError,
+    PysparkLookupError,
+    SchemaError,
+    raise_ours,
+    reason_of,
+)
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import Kind, option, parse_text
@@ -217,7 +227,7 @@ class DatabaseTable:
         where = (
             None
             if self._where is None
-            else condition_of(parse_where(self._where, types), reader.columns, self._database.placeholder)
+            else condition_of(parse_where(self._where, types), reader.columns, types, self._database.placeholder)
         )
         return BuiltInProvider(
             _Lookups(reader, read, keys, where),
@@ -240,10 +250,17 @@ class DatabaseTable:
             columns = _named(columns, names)
             types = pa.schema([pa.field(name, field.type) for name, field in zip(names, self._declared, strict=True)])
             columns = sorted(columns, key=lambda column: names.index(column.name))
-            return [
+            columns = [
                 _declared(column, field.type) if pa.types.is_null(column.type) else column
                 for column, field in zip(columns, types, strict=True)
-            ], types
+            ]
+            for column, field in zip(columns, types, strict=True):
+                if unreadable(column.type) is None and not _converts(column.type, field.type):
+                    raise SchemaError(
+                        f"column {column.name!r} of {self._source.label} of {self._database.address.place} is {show_type(column.type)} and cannot be "
+                        f"read as {show_type(field.type)}, its type in lookup.schema or .schema(…): declare a type that fits its values"
+                    )
+            return columns, types
         place = f"{self._source.label} of {self._database.address.place}"
         fields = [
             column.field.with_type(
@@ -284,6 +301,17 @@ def _declared(column: Column, kind: pa.DataType) -> Column:
     )
 
 
+def _converts(kind: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether some values of the type `kind` can be read as `declared`. `cast_column` then tries each value.
+
+    Arrow would take a number for a count of days or microseconds, and fields of structs by their positions.
+    """
+    (shape, parts), (declared_shape, declared_parts) = split_type(kind), split_type(declared)
+    if shape is not None or declared_shape is not None:
+        return shape == declared_shape and all(map(_converts, parts, declared_parts))
+    return is_text(kind) or is_text(declared) or pa.types.is_temporal(kind) == pa.types.is_temporal(declared)
+
+
 def _named(columns: Sequence[Column], names: Sequence[str]) -> list[Column]:
     """The columns with these names, in any letter case, in the order of the table."""
     folded = {name.lower() for name in names}
@@ -301,7 +329,9 @@ class _Reader:
 
     def scan(self, names: Sequence[str], predicate: Predicate | None) -> Iterator[pa.RecordBatch]:
         """All rows for which the predicate holds, and maybe others, in one read-only transaction on a connection of its own."""
-        condition = None if predicate is None else condition_of(predicate, self.columns, self.database.placeholder)
+        condition = (
+            None if predicate is None else condition_of(predicate, self.columns, self.types, self.database.placeholder)
+        )
         columns = [self.columns[name] for name in names]
         with contextlib.closing(self.database.connect()) as connection:
             for batch in connection.rows(self.source, columns, condition):

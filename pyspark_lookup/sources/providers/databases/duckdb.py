@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from pyspark_lookup.sources.providers.databases.database import (
     tokens_of,
     values_of,
 )
+
+_HUGEINT = re.compile(r"U?HUGEINT(?=[,)\[]|$)")  # as a type in the text of a type, not as a field's name
 
 
 class _OpenFiles:
@@ -167,9 +170,14 @@ class _DuckdbConnection(Connection):
             return Column(field.name, pa.string(), f"{raw}::VARCHAR", raw, "{}::UUID", pattern=UUID_PATTERN)
         if as_text or pa.types.is_dictionary(field.type) or (pa.types.is_string(type_) and kind != "VARCHAR"):
             return Column(field.name, pa.string(), f"{raw}::VARCHAR", f"{raw}::VARCHAR", exact=False)
+        # Arrow's decimals have fewer digits than HUGEINT, which the driver does not check. The cast fails for a number that has more.
+        value = f"{raw}::{_HUGEINT.sub('DECIMAL(38, 0)', kind)}" if _HUGEINT.search(kind) else raw
+        parameter = "{}::HUGEINT" if _HUGEINT.fullmatch(kind) else "{}"  # or the column would be cast to DECIMAL
+        if kind == "UHUGEINT":  # it is compared with a HUGEINT as a double
+            return Column(field.name, field.type, value, raw, parameter, exact=False)
         exact = not (pa.types.is_string(type_) or pa.types.is_floating(type_) or pa.types.is_nested(type_))
         ordered = pa.types.is_integer(type_) or pa.types.is_decimal(type_)
-        return Column(field.name, field.type, raw, raw, exact=exact, ordered=ordered)
+        return Column(field.name, field.type, value, raw, parameter, exact=exact, ordered=ordered)
 
     def rows(self, source: Source, columns: Sequence[Column], condition: Condition | None) -> Iterator[pa.RecordBatch]:
         # One statement sees one state.

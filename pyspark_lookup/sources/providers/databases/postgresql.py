@@ -36,6 +36,7 @@ _BATCH_BYTES = 4 * 1024 * 1024  # of a scan: some ten batches are in memory at o
 _TEXT_PATTERN = r"^[^\x00]*$"  # the server refuses a text with the character NUL
 _FIRST_DAY, _LAST_DAY = -2_440_588, 2_145_042_905  # that the server takes, in days since 1970
 _FIRST_TIME = _FIRST_DAY * 86_400_000_000  # in microseconds; the last one is later than int64 can say
+_LAST_INSTANT = "294247-01-10 04:00:54.775807"  # that int64 can say: the driver's values wrap around after it
 # Texts that the server makes of values are then the same whatever the server, the role and the database are set to.
 _SETTINGS = (
     "SELECT set_config('default_transaction_read_only', 'on', false), set_config('TimeZone', 'UTC', false), "
@@ -91,6 +92,9 @@ class _PostgresqlConnection(Connection):
             parameter = "{}::timestamp{array}::timestamptz{array}" if kind == "timestamptz" else "{}"
             taken = (_FIRST_DAY, _LAST_DAY) if kind == "date" else (_FIRST_TIME, 2**63 - 1)
             value = replace_infinite(raw, kind)
+            if kind != "date":  # the cast of this text fails
+                late = f"({raw}::text || ' is later than {_LAST_INSTANT} UTC')::{kind}"
+                value = f"CASE WHEN {raw} > '{_LAST_INSTANT}' AND {raw} < 'infinity' THEN {late} ELSE {value} END"
             return Column(field.name, _SAME[kind], value, raw, parameter, ordered=True, range=taken, infinite=kind)
         if kind in _SAME:
             # `char(n)` ignores trailing spaces, and a collation may treat different texts as equal.

@@ -73,6 +73,7 @@ class HttpOptions(NamedProviderOptions):
     """The options of a table behind an HTTP API, with `lookup.provider` = `http`."""
 
     provider_name: ClassVar[str] = "http"
+    dates_rows: ClassVar[bool] = True
     prefix: ClassVar[str] = "lookup.http."
 
     # fmt: off
@@ -98,7 +99,7 @@ class HttpOptions(NamedProviderOptions):
         doc="How long a request may take. `lookup.async.timeout` limits a lookup with all its retries.",
     )
     headers: tuple[tuple[str, str], ...] = option(
-        f"{HEADER}*", Kind("text", str), (),
+        f"{HEADER}*", Kind("string", str), (),
         doc="A header that each request has. `${NAME}` stands for an environment variable on the machine that sends the request: "
             "`lookup.http.header.Authorization` = `Bearer ${SHOP_TOKEN}`.",
     )

@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import re
+import sys
 import time
 import urllib.parse
 import urllib.request
@@ -21,6 +22,7 @@ import pyarrow as pa
 from pyspark_lookup.core.credentials import find_origin, list_header_secrets, redact_server_text
 from pyspark_lookup.errors import LookupFunctionError, OptionError, SchemaError, foreign_text, raise_ours
 from pyspark_lookup.sources.credentials import CREDENTIALS, Credentials
+from pyspark_lookup.sources.providers.call_runner import call_and_await
 from pyspark_lookup.sources.providers.functions import AsyncLookupFunction, DatedRows, FinalLookupError
 from pyspark_lookup.sources.providers.services.answers import AnswerReader
 from pyspark_lookup.sources.providers.services.freshness import (
@@ -42,6 +44,9 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
 _CHUNK_BYTES = 64 * 1024
 _ANSWER_BYTES = 64 * 1024**2
 _STORED_BYTES = 16 * 1024**2
+_ENTRY_BYTES = 1024  # of Python's objects for each stored answer
+# What is asked of an answer that the server has confirmed (status 304) without repeating it. Its Age is that of the confirmation.
+_KEPT_HEADERS = frozenset({"cache-control", "content-type", "date", "etag", "expires", "last-modified"})
 _SHOWN_CHARACTERS = 200
 _ERROR_BYTES = 16 * 1024  # of an error are read; a credential that begins in the part that is shown ends before that
 _CONNECT_S = 10.0
@@ -71,7 +76,7 @@ class Answer:
 
 
 class Answers:
-    """The last answers that a later request may revalidate, by the URL that was requested first. At most `most_bytes` of content are kept."""
+    """The last answers that a later request may revalidate, by the URL that was requested first. They take about `most_bytes` of memory at most."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -83,16 +88,26 @@ class Answers:
 
     def put(self, url: str, answer: Answer) -> None:
         self.drop(url)
-        if answer.content is None or len(answer.content) > self._most_bytes or not validators(answer.headers):
+        if answer.content is None or not validators(answer.headers):
+            return
+        kept = {name: text for name, text in answer.headers.items() if name in _KEPT_HEADERS}
+        answer = dataclasses.replace(answer, headers=kept)
+        size = _memory_bytes(url, answer)
+        if size > self._most_bytes:
             return
         self._answers[url] = answer
-        self._bytes += len(answer.content)
+        self._bytes += size
         while self._bytes > self._most_bytes:
             self.drop(next(iter(self._answers)))
 
     def drop(self, url: str) -> None:
         answer = self._answers.pop(url, None)
-        self._bytes -= 0 if answer is None else len(answer.content or b"")
+        self._bytes -= 0 if answer is None else _memory_bytes(url, answer)
+
+
+def _memory_bytes(url: str, answer: Answer) -> int:
+    parts = url, answer.url, answer.content, *answer.headers.values()
+    return sum(map(sys.getsizeof, parts)) + _ENTRY_BYTES
 
 
 def validators(headers: Mapping[str, str]) -> dict[str, str]:
@@ -189,7 +204,7 @@ class HttpFunction(AsyncLookupFunction):
         return DatedRows(rows, age_s(answer.headers), lifetime)
 
     async def _ask(self, request: Request) -> Answer:
-        """The answer to a request. Raises LookupFunctionError, which names the URL, if there is none."""
+        """The answer to a request. If there is none, raises LookupFunctionError, which names the URL."""
         import aiohttp
 
         url, stored = request.url, self._answers.get(request.url) if request.body is None else None
@@ -199,7 +214,7 @@ class HttpFunction(AsyncLookupFunction):
                 revalidated = stored if stored is not None and stored.url == url else None
                 conditions = {} if revalidated is None else validators(revalidated.headers)
                 await self._await_turn(request)
-                login = self._login_header()
+                login = await self._login_header()
                 async with self._client.request(
                     self._requests.method,
                     _as_url(url),
@@ -210,6 +225,12 @@ class HttpFunction(AsyncLookupFunction):
                     if response.status not in _REDIRECTED:
                         return await self._answer(request, url, response, revalidated, login)
                     url = self._redirected(request, url, response)
+        except aiohttp.ConnectionTimeoutError:  # also a TimeoutError
+            raise self._error(
+                request,
+                f"no connection to the server within {min(_CONNECT_S, self._timeout_s):g} s: see whether lookup.http.url is right, and whether this "
+                "machine may connect to it",
+            ) from None
         except asyncio.TimeoutError:
             raise self._error(
                 request,
@@ -230,8 +251,7 @@ class HttpFunction(AsyncLookupFunction):
         """The answer from `url`. `stored`: the one whose validators were sent."""
         headers = {name.lower(): ", ".join(response.headers.getall(name)) for name in response.headers}
         if response.status == 304 and stored is not None:
-            kept = {name: text for name, text in stored.headers.items() if name != "age"}
-            answer = Answer(url, stored.content, {**kept, **headers})
+            answer = Answer(url, stored.content, {**stored.headers, **headers})
         elif response.status == 204 or (response.status in _MISSING and not self._requests.batch):
             answer = Answer(url, None, headers)
         elif response.status == 200:
@@ -319,9 +339,10 @@ class HttpFunction(AsyncLookupFunction):
                 )
             await self._clock.sleep(pause_s)
 
-    def _login_header(self) -> dict[str, str]:
+    async def _login_header(self) -> dict[str, str]:
         if self._login_headers is None:
-            self._login_headers = {} if self._login is None else _headers_of(self._login(self._origin))
+            login = {} if self._login is None else await call_and_await(self._login, self._origin)
+            self._login_headers = _headers_of(login)
             self._login_secrets.append(
                 [part for text in self._login_headers.values() for part in list_header_secrets(text)]
             )

@@ -57,7 +57,7 @@ class RedisOptions(NamedProviderOptions):
 
     # fmt: off
     key_pattern: str | None = option(
-        KEY, Kind("text", parse_text), None,
+        KEY, Kind("string", parse_text), None,
         doc="The name of a row's Redis key, with the key columns in braces: `customer:{id}`. The path is the server's URL, "
             "`redis://cache.example.com:6379/0`. See [services](services.md#redis).",
     )
@@ -133,7 +133,7 @@ def parse_address(path: str) -> urllib.parse.SplitResult:
 
 
 class ValueReader:
-    """Makes rows of what Redis keys have. `schema`: the columns; `keys`: those of the key, which a value need not repeat."""
+    """Makes rows of the values of Redis keys. `schema`: the columns; `keys`: those of the key, which a value need not repeat."""
 
     def __init__(self, schema: pa.Schema, keys: tuple[str, ...], value: RedisValue) -> None:
         self.schema = schema
@@ -232,6 +232,8 @@ class RedisFunction(LookupFunction):
         import redis
 
         names = [self._template.fill(texts) for texts in texts_of_keys(keys, self._template.names)]
+        if self._client is None:
+            self.open()
         try:
             values = self._ask(names)
             if any(isinstance(value, redis.exceptions.MovedError) for value in values):
@@ -244,11 +246,12 @@ class RedisFunction(LookupFunction):
             if problem is not None:
                 raise self._refused(*problem)
         except redis.exceptions.RedisError as error:
+            self.close()  # the next attempt asks the function of lookup.credentials again, and may find another server
             raise_ours(LookupFunctionError(f"{self._url}: {type(error).__name__}: {self._redact(error)}"), None)
         return self._reader.read(keys, names, values)
 
     def _ask(self, names: Sequence[str]) -> list[Any]:
-        """What each Redis key has, or the error that the server answers for it."""
+        """The value of each Redis key, or the error that the server returns for it."""
         pipeline = self._client.pipeline(transaction=False)
         for name in names:
             pipeline.execute_command(self._command, name)
@@ -261,9 +264,9 @@ class RedisFunction(LookupFunction):
                 f"{self._url}: Redis key {name!r}: {type(problem).__name__}: {self._redact(problem)}"
             )
         kind = self._client.type(name).decode(errors="replace")
-        expected = "a hash" if self._command == "HGETALL" else "a string with JSON"
+        option = "'HASH' needs a hash" if self._command == "HGETALL" else "'JSON' needs a string with JSON"
         return FinalLookupError(
-            f"{self._url}: Redis key {name!r} holds a {kind}, but lookup.redis.value says {expected}: correct that option, or {KEY}"
+            f"{self._url}: Redis key {name!r} holds a {kind}, but lookup.redis.value = {option}: correct that option, or {KEY}"
         )
 
     def _redact(self, problem: Exception) -> str:

@@ -54,7 +54,7 @@ class KeyTemplate:
             if number + 1 < len(values) and (value + separator).find(separator) < len(value):
                 raise FinalLookupError(
                     f"option {self.option} = {self.text!r}: {self.names[number]} = {values[number]!r} contains {separator!r}, which separates it from the "
-                    "next value, so two keys could have the same text: use a separator that no value contains"
+                    "next value, so two keys could give the same string: use a separator that no value contains"
                 )
             parts += [value, separator]
         return "".join(parts)
@@ -74,7 +74,7 @@ def check_names(option: str, text: str, names: Sequence[str], keys: Sequence[str
 
 
 def check_key_type(option: str, field: pa.Field) -> None:
-    """Raise OptionError unless the values of a key column have one spelling as a text."""
+    """Raise OptionError unless each value of a key column has only one spelling."""
     kind = field.type
     spelled = (
         pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_boolean(kind)

@@ -1,4 +1,4 @@
-"""Credentials that a catalog lends: when they are renewed, by whom, and which of them a location gets; that they stay in the process."""
+"""Credentials that a catalog vends: when they are renewed, by whom, and which of them a location gets; that they stay in the process."""
 
 import copy
 import pickle
@@ -14,32 +14,32 @@ import pytest
 from fsspec.spec import AbstractFileSystem
 
 from pyspark_lookup.errors import CatalogUnavailableError, OptionError, UfsError, UfsPermissionError
-from pyspark_lookup.sources.iceberg.lending import parse_loan
-from pyspark_lookup.storage.stores import CredentialHolder, FileVersion, LentCredentials, LentStore, open_store
-from pyspark_lookup.storage.stores.lent import canonical_url, with_lent
+from pyspark_lookup.sources.iceberg.vending import parse_credentials
+from pyspark_lookup.storage.stores import CredentialHolder, FileVersion, VendedCredentials, VendedStore, open_store
 from pyspark_lookup.storage.stores.store import our_error
+from pyspark_lookup.storage.stores.vended import canonical_url, with_vended
 from tests.support.fakes import FakeClock
 
 FILE = "s3://bucket/t/data/1.parquet"
 
 
 class Bank:
-    """A lender whose `failure` a test sets; `lent` is what it has lent so far."""
+    """A vendor whose `failure` a test sets; `vended` is what it has vended so far."""
 
     name = "the catalog"
 
     def __init__(self, *prefixes: str, lives_s: float | None = 3600.0) -> None:
         self.prefixes, self.lives_s = prefixes or ("s3://bucket/t",), lives_s
-        self.lent: list[LentCredentials] = []
+        self.vended: list[VendedCredentials] = []
         self.failure: Exception | None = None
-        self.loans = 0
+        self.calls = 0
 
-    def lend(self) -> Sequence[LentCredentials]:
-        self.loans += 1
+    def vend(self) -> Sequence[VendedCredentials]:
+        self.calls += 1
         if self.failure is not None:
             raise self.failure
-        new = [LentCredentials(prefix, {"key": f"SESAME{self.loans}"}, self.lives_s) for prefix in self.prefixes]
-        self.lent += new
+        new = [VendedCredentials(prefix, {"key": f"SESAME{self.calls}"}, self.lives_s) for prefix in self.prefixes]
+        self.vended += new
         return new
 
 
@@ -50,7 +50,7 @@ def holding(bank: Bank, draw: Callable[[], float] = lambda: 0.0) -> tuple[Creden
 
 @pytest.mark.parametrize(("lives_s", "good_s"), [(3600.0, 3300.0), (200.0, 100.0), (40.0, 30.0), (-86400.0, 30.0)])
 def test_renewed_before_their_end(lives_s: float, good_s: float) -> None:
-    """Credentials are renewed five minutes before their end, or at half of a short life; not in every call, if they seem to have ended before they were lent."""
+    """Credentials are renewed five minutes before their end, or at half of a short life; not in every call, if they seem to have ended before they were vended."""
     bank = Bank(lives_s=lives_s)
     holder, clock = holding(bank)
     first = holder.select(FILE)
@@ -59,7 +59,7 @@ def test_renewed_before_their_end(lives_s: float, good_s: float) -> None:
     clock.wall_s -= 10**6  # the wall clock says nothing about them
     clock.tick(1)
     assert holder.select(FILE) is not first
-    assert bank.loans == 2
+    assert bank.calls == 2
 
 
 @pytest.mark.parametrize(("lives_s", "first_s", "last_s"), [(3600.0, 3000, 3300), (200.0, 50, 100), (900.0, 300, 600)])
@@ -71,14 +71,14 @@ def test_processes_that_begin_together_do_not_renew_together(lives_s: float, fir
         holder.select(FILE)
     renewals = []
     for holder, clock in holders:
-        (loan,) = [part for part in vars(holder).values() if hasattr(part, "renew_s")]
-        clock.tick(loan.renew_s - clock.steady_s - 0.001)
-        loans = bank.loans
+        (credential_set,) = [part for part in vars(holder).values() if hasattr(part, "renew_s")]
+        clock.tick(credential_set.renew_s - clock.steady_s - 0.001)
+        calls = bank.calls
         holder.select(FILE)
-        assert bank.loans == loans
+        assert bank.calls == calls
         clock.tick(0.002)
         holder.select(FILE)
-        assert bank.loans == loans + 1
+        assert bank.calls == calls + 1
         renewals.append(int(clock.steady_s - 1000.0))
     assert first_s <= min(renewals) < max(renewals) <= last_s
     most = max(renewals.count(second) for second in renewals)
@@ -92,10 +92,10 @@ def test_without_a_stated_end_they_are_renewed_when_the_store_refuses_them() -> 
     assert first is not None
     clock.tick(10**6)
     assert holder.select(FILE) is first
-    assert holder.renew(FILE, first, expired=True) is bank.lent[1]
+    assert holder.renew(FILE, first, expired=True) is bank.vended[1]
     # Another thread was refused with the same ones.
-    assert holder.renew(FILE, first, expired=True) is bank.lent[1]
-    assert bank.loans == 2
+    assert holder.renew(FILE, first, expired=True) is bank.vended[1]
+    assert bank.calls == 2
 
 
 def test_a_refusal_of_young_credentials_is_no_matter_of_time() -> None:
@@ -106,7 +106,7 @@ def test_a_refusal_of_young_credentials_is_no_matter_of_time() -> None:
     clock.tick(59)
     assert holder.renew(FILE, first, expired=False) is None
     clock.tick(1)
-    assert holder.renew(FILE, first, expired=False) is bank.lent[1]
+    assert holder.renew(FILE, first, expired=False) is bank.vended[1]
 
 
 def test_a_catalog_that_is_down() -> None:
@@ -120,14 +120,14 @@ def test_a_catalog_that_is_down() -> None:
     for _ in range(3):
         assert holder.select(FILE) is first
         clock.tick(1)
-    assert bank.loans == 2
+    assert bank.calls == 2
     clock.tick(30)
     assert holder.select(FILE) is first
-    assert bank.loans == 3
+    assert bank.calls == 3
     with pytest.raises(CatalogUnavailableError):
         holder.renew(FILE, first, expired=True)
     bank.failure = None
-    assert holder.renew(FILE, first, expired=True) is bank.lent[1]
+    assert holder.renew(FILE, first, expired=True) is bank.vended[1]
 
 
 def test_a_catalog_that_is_silent() -> None:
@@ -135,22 +135,22 @@ def test_a_catalog_that_is_silent() -> None:
     bank = Bank()
     holder, clock = holding(bank)
 
-    def say_nothing() -> Sequence[LentCredentials]:
-        bank.loans += 1
+    def say_nothing() -> Sequence[VendedCredentials]:
+        bank.calls += 1
         clock.tick(60)
         raise CatalogUnavailableError("the catalog has not answered within 60 s")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bank, "lend", say_nothing)
+        patch.setattr(bank, "vend", say_nothing)
         for error in ("within 60 s", "the catalog gave no answer a moment ago"):
             with pytest.raises(CatalogUnavailableError, match=error):
                 holder.select(FILE)
-        assert bank.loans == 1
+        assert bank.calls == 1
         clock.tick(60)
         with pytest.raises(CatalogUnavailableError, match="within 60 s"):
             holder.select(FILE)
     clock.tick(60)
-    assert holder.select(FILE) is bank.lent[0]
+    assert holder.select(FILE) is bank.vended[0]
 
 
 def test_a_grant_that_ended_is_an_error_at_once() -> None:
@@ -171,14 +171,14 @@ def test_one_thread_renews(refused: bool) -> None:
     holder, clock = holding(bank)
     first = holder.select(FILE)
     assert first is not None
-    lend = bank.lend
+    vend = bank.vend
 
-    def slowly() -> Sequence[LentCredentials]:
+    def slowly() -> Sequence[VendedCredentials]:
         started.set()
         assert go_on.wait(30)
-        return lend()
+        return vend()
 
-    bank.lend = slowly  # type: ignore[method-assign]
+    bank.vend = slowly  # type: ignore[method-assign]
     clock.tick(3300)
     answers: list[object] = []
 
@@ -197,8 +197,8 @@ def test_one_thread_renews(refused: bool) -> None:
     go_on.set()
     for thread in threads:
         thread.join(30)
-    assert bank.loans == 2
-    assert answers == [bank.lent[1]] * 4 if refused else answers == [first] * 3 + [bank.lent[1]]
+    assert bank.calls == 2
+    assert answers == [bank.vended[1]] * 4 if refused else answers == [first] * 3 + [bank.vended[1]]
 
 
 def test_credentials_of_other_answers() -> None:
@@ -206,14 +206,14 @@ def test_credentials_of_other_answers() -> None:
     bank = Bank()
     holder, clock = holding(bank)
     first = holder.select(FILE)
-    holder.put(bank.lend(), clock.steady_s)
+    holder.put(bank.vend(), clock.steady_s)
     assert holder.select(FILE) is first
     clock.tick(3300)
-    holder.put(bank.lend(), clock.steady_s)
-    assert holder.select(FILE) is bank.lent[2]
+    holder.put(bank.vend(), clock.steady_s)
+    assert holder.select(FILE) is bank.vended[2]
     bank.prefixes = ("s3://bucket/u",)
-    holder.put(bank.lend(), clock.steady_s)
-    assert holder.select("s3a://bucket/u/1") is bank.lent[3]
+    holder.put(bank.vend(), clock.steady_s)
+    assert holder.select("s3a://bucket/u/1") is bank.vended[3]
     holder.put([], clock.steady_s)
     assert holder.select(FILE) is None
 
@@ -228,21 +228,21 @@ def test_the_longest_prefix() -> None:
         ("s3://bucket/t2/1", 0),  # which only begins with the same letters
         ("s3://b", 0),
     ):
-        assert holder.select(url) is bank.lent[place]
-    message = r"abfs://c@a\.dfs/x: the credentials that the catalog has lent do not cover the location, only "
+        assert holder.select(url) is bank.vended[place]
+    message = r"abfs://c@a\.dfs/x: the credentials that the catalog has vended do not cover the location, only "
     with pytest.raises(UfsPermissionError, match=message):
         holder.select("abfs://c@a.dfs/x")
     assert holder.select("file:///x") is holder.select("/x") is None
-    assert bank.loans == 1
+    assert bank.calls == 1
 
 
 def test_they_stay_in_the_process() -> None:
-    lent = LentCredentials("s3://bucket/t", {"key": "SESAME42"}, 1.0)
+    vended = VendedCredentials("s3://bucket/t", {"key": "SESAME42"}, 1.0)
     holder, _ = holding(Bank())
-    holder.put([lent], 0.0)
-    for text in (repr(lent), str(lent), f"{lent!r}", repr(holder), repr(vars(holder))):
+    holder.put([vended], 0.0)
+    for text in (repr(vended), str(vended), f"{vended!r}", repr(holder), repr(vars(holder))):
         assert "SESAME42" not in text
-    for secret in (lent, holder):
+    for secret in (vended, holder):
         for copied in (pickle.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(TypeError, match="must not leave the process"):
                 copied(secret)
@@ -250,9 +250,9 @@ def test_they_stay_in_the_process() -> None:
 
 def test_options_of_the_user_and_of_the_catalog() -> None:
     """The user's endpoint is taken, and both parts of what has parts; a choice of other credentials is not."""
-    lent = {"key": "k", "anon": False, "endpoint_url": "http://inside", "client_kwargs": {"region_name": "r"}}
+    vended = {"key": "k", "anon": False, "endpoint_url": "http://inside", "client_kwargs": {"region_name": "r"}}
     user = [("endpoint_url", "http://outside"), ("client_kwargs", {"verify": False}), ("anon", True), ("profile", "me")]
-    assert with_lent(user, lent) == {
+    assert with_vended(user, vended) == {
         "key": "k", "anon": False, "endpoint_url": "http://outside", "client_kwargs": {"region_name": "r", "verify": False},
     }  # fmt: skip
 
@@ -332,20 +332,20 @@ def test_google_and_azure(
     guarded: type[Guarded], scheme: str, location: str, url: str, config: dict[str, str], options: dict[str, Any],
     refusal: Exception, how: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Credentials that a catalog lends are those that these file systems take; refused ones are renewed, and the read goes on."""
+    """Credentials that a catalog vends are those that these file systems take; refused ones are renewed, and the read goes on."""
     monkeypatch.setattr(guarded, "refusal", refusal)
     answer: dict[str, Any] = {
         "storage-credentials": [{"prefix": location, "config": config}] if how == "prefix" else []
     }
 
     class Rest(Bank):
-        def lend(self) -> Sequence[LentCredentials]:
-            self.loans += 1
-            return parse_loan(answer, {} if how == "prefix" else config, location, 1_000_000.0)
+        def vend(self) -> Sequence[VendedCredentials]:
+            self.calls += 1
+            return parse_credentials(answer, {} if how == "prefix" else config, location, 1_000_000.0)
 
     bank = Rest()
     holder, clock = holding(bank)
-    store = LentStore("scope", lambda path, lent: open_store(path, with_lent([], lent or {})), holder)
+    store = VendedStore("scope", lambda path, vended: open_store(path, with_vended([], vended or {})), holder)
     file = FileVersion(store.url_of(url), 5, "immutable:")
     with store.pin(file) as read:
         assert read(0, 5) == b"bytes"
@@ -357,9 +357,9 @@ def test_google_and_azure(
             answer["storage-credentials"][0]["config"] = config
         clock.tick(60)
         assert read(1, 2) == b"yt"
-        assert bank.loans == 2
+        assert bank.calls == 2
         monkeypatch.setattr(guarded, "good", "nothing")
-        with pytest.raises(UfsPermissionError, match="credentials that the catalog has lent, but the store"):
+        with pytest.raises(UfsPermissionError, match="credentials that the catalog has vended, but the store"):
             read(0, 5)
 
 
@@ -368,37 +368,37 @@ def test_spellings_of_one_place() -> None:
         assert canonical_url(spelling) == "s3://b/t"
     for spelling in (f"abfss://box@{HOST}/t", f"wasbs://box@{HOST}/t", "abfs://box/t"):
         assert canonical_url(spelling) == "abfs://box/t"
-    lent = LentCredentials(f"abfss://box@{HOST}/t", {})
-    assert lent.covers(f"wasbs://box@{HOST.replace('.dfs.', '.blob.')}/t/1.parquet")
-    assert lent.covers("abfs://box/t/1.parquet")
-    assert not lent.covers("abfss://box@other.dfs.core.windows.net/t/1.parquet")
+    vended = VendedCredentials(f"abfss://box@{HOST}/t", {})
+    assert vended.covers(f"wasbs://box@{HOST.replace('.dfs.', '.blob.')}/t/1.parquet")
+    assert vended.covers("abfs://box/t/1.parquet")
+    assert not vended.covers("abfss://box@other.dfs.core.windows.net/t/1.parquet")
 
 
-@pytest.mark.parametrize("lent", [{"token": "of-google"}, {"account_name": "a", "sas_token": "of-azure"}])
-def test_a_token_goes_nowhere_else(lent: dict[str, str]) -> None:
+@pytest.mark.parametrize("vended", [{"token": "of-google"}, {"account_name": "a", "sas_token": "of-azure"}])
+def test_a_token_goes_nowhere_else(vended: dict[str, str]) -> None:
     """Options name servers for S3 only, which gets no secret."""
-    assert with_lent([("endpoint_url", "http://s3")], {"key": "a", "secret": "b"})["endpoint_url"] == "http://s3"
-    assert with_lent([("requests_timeout", 5), ("anon", True)], lent) == {**lent, "requests_timeout": 5}
+    assert with_vended([("endpoint_url", "http://s3")], {"key": "a", "secret": "b"})["endpoint_url"] == "http://s3"
+    assert with_vended([("requests_timeout", 5), ("anon", True)], vended) == {**vended, "requests_timeout": 5}
     for name in ("endpoint_url", "account_host", "session_kwargs", "connection_string", "client_kwargs"):
-        with pytest.raises(OptionError, match=rf"lookup\.storage\.{name}: the catalog lends a token"):
-            with_lent([(name, "http://elsewhere")], lent)
+        with pytest.raises(OptionError, match=rf"lookup\.storage\.{name}: the catalog vends a token"):
+            with_vended([(name, "http://elsewhere")], vended)
 
 
-def test_what_a_catalog_lends_for_s3() -> None:
+def test_what_a_catalog_vends_for_s3() -> None:
     """Prefixes before what has none; an end by the catalog's clock; how the store is reached."""
     place = {"s3.endpoint": "http://s3", "client.region": "r", "s3.path-style-access": "true"}
     secret = {"s3.access-key-id": "a", "s3.secret-access-key": "b", "s3.session-token": "c"}
     answer = {
         "storage-credentials": [{"prefix": "s3://b/t", "config": secret | {"s3.session-token-expires-at-ms": "5000"}}]
     }
-    first, second = parse_loan(answer, place | secret | {"expiration-time": "9000"}, "s3://b/t", 2.0)
+    first, second = parse_credentials(answer, place | secret | {"expiration-time": "9000"}, "s3://b/t", 2.0)
     reached = {
         "key": "a", "secret": "b", "token": "c", "anon": False, "endpoint_url": "http://s3",
         "client_kwargs": {"region_name": "r"}, "config_kwargs": {"s3": {"addressing_style": "path"}},
     }  # fmt: skip
     assert (first.prefix, first.options, first.expires_in_s) == ("s3://b/t", reached, 3.0)
     assert (second.prefix, second.options, second.expires_in_s) == ("s3://", reached, 7.0)
-    assert parse_loan({}, place, "s3://b/t", 0.0) == []
+    assert parse_credentials({}, place, "s3://b/t", 0.0) == []
 
 
 def test_errors_that_renewal_may_cure(tmp_path: Path) -> None:

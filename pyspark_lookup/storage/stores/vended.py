@@ -1,11 +1,11 @@
-"""Credentials that a catalog lends for the files of one table, for an hour or so, and the store that reads with them.
+"""Credentials that a catalog vends for the files of one table, for an hour or so, and the store that reads with them.
 
 How a catalog gives credentials:
 
-1. It has an object with the method `lend` (`Lender`), which asks for the credentials of one table and returns `LentCredentials`: for each
+1. It has an object with the method `vend` (`CredentialVendor`), which asks for the credentials of one table and returns `VendedCredentials`: for each
    prefix of URLs the options with which fsspec opens its files, and the seconds that are left. It translates the catalog's own names.
 2. It makes one `CredentialHolder` for the table in this process. The answer to another question may contain credentials, too: `put` them.
-3. It returns a `LentStore` as the table's store (`VersionSource.open_store`). The store takes the credentials from the holder for each call.
+3. It returns a `VendedStore` as the table's store (`VersionSource.open_store`). The store takes the credentials from the holder for each call.
 4. It answers `VersionSource.is_authorised` and `VersionSource.authorise`, so that the caches respect its grants (`sources.catalogs`).
 
 Credentials are in the memory of this process only. They are never written or pickled, and no repr shows them.
@@ -56,7 +56,7 @@ def renewed_after_s(lives_s: float, before_s: float, drawn: float) -> float:
     return latest_s - drawn * (latest_s - earliest_s) if lives_s < float("inf") else lives_s
 
 
-class LentCredentials:
+class VendedCredentials:
     """Credentials for the files below one prefix. Compared by identity.
 
     `prefix`: the URLs that it covers begin with it, e.g. `s3://bucket/warehouse/t`. `options`: with which fsspec opens the files, as
@@ -82,44 +82,44 @@ class LentCredentials:
         return url == self.prefix or url.startswith(self.prefix if is_whole else f"{self.prefix}/")
 
     def __repr__(self) -> str:
-        return f"LentCredentials({redact('path', self.prefix)!r})"
+        return f"VendedCredentials({redact('path', self.prefix)!r})"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("lent credentials must not leave the process that received them")
+        raise TypeError("vended credentials must not leave the process that received them")
 
 
-class Lender(Protocol):
-    """A catalog, as the lender of the credentials of one table.
+class CredentialVendor(Protocol):
+    """A catalog, as the vendor of the credentials of one table.
 
     `name`: what errors call the catalog, e.g. "the Iceberg catalog 'prod'".
     """
 
     name: str
 
-    def lend(self) -> Sequence[LentCredentials]:
-        """The credentials of the table (one call); empty if the catalog lends none: then this process uses its own.
+    def vend(self) -> Sequence[VendedCredentials]:
+        """The credentials of the table (one call); empty if the catalog vends none: then this process uses its own.
 
         Raises UfsPermissionError if the principal may not read the table, UfsNotFoundError if there is no such table, CatalogUnavailableError
         if the catalog does not answer.
         """
 
 
-class _Loan:
-    """What a catalog has lent in one answer. `asked_s`: when the request began (steady clock). `drawn`: as of `renewed_after_s`."""
+class _CredentialSet:
+    """What a catalog has vended in one answer. `asked_s`: when the request began (steady clock). `drawn`: as of `renewed_after_s`."""
 
     __slots__ = ("asked_s", "credentials", "ends_s", "renew_s")
 
-    def __init__(self, credentials: Sequence[LentCredentials], asked_s: float, drawn: float) -> None:
-        self.credentials = sorted(credentials, key=lambda lent: -len(lent.prefix))  # the longest prefix first
+    def __init__(self, credentials: Sequence[VendedCredentials], asked_s: float, drawn: float) -> None:
+        self.credentials = sorted(credentials, key=lambda one: -len(one.prefix))  # the longest prefix first
         self.asked_s = asked_s
         lives_s = min((c.expires_in_s for c in credentials if c.expires_in_s is not None), default=float("inf"))
         self.ends_s = asked_s + lives_s
         self.renew_s = asked_s + max(renewed_after_s(lives_s, _RENEWED_BEFORE_S, drawn), _PAUSE_S)
         """When other credentials are better than these (steady clock)."""
 
-    def select(self, url: str) -> LentCredentials | None:
+    def select(self, url: str) -> VendedCredentials | None:
         """The credentials with the longest prefix of a URL; None if there are none."""
-        return next((lent for lent in self.credentials if lent.covers(url)), None)
+        return next((one for one in self.credentials if one.covers(url)), None)
 
 
 class CredentialHolder:
@@ -128,102 +128,108 @@ class CredentialHolder:
     `draw`: returns random numbers, 0 <= number < 1, which spread renewals.
     """
 
-    def __init__(self, lender: Lender, clock: HostClock, draw: Callable[[], float]) -> None:
-        self.name = lender.name
+    def __init__(self, vendor: CredentialVendor, clock: HostClock, draw: Callable[[], float]) -> None:
+        self.name = vendor.name
         self._draw = draw
-        self._lender = lender
+        self._vendor = vendor
         self._clock = clock
         self._lock = threading.Lock()
-        self._loan: _Loan | None = None
+        self._credential_set: _CredentialSet | None = None
         self._tried_s = self._silent_until_s = float("-inf")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("lent credentials must not leave the process that received them")
+        raise TypeError("vended credentials must not leave the process that received them")
 
-    def put(self, credentials: Sequence[LentCredentials], asked_s: float) -> None:
+    def put(self, credentials: Sequence[VendedCredentials], asked_s: float) -> None:
         """Keep credentials that came with another answer of the catalog. `asked_s`: when that request began (steady clock).
 
         If the holder has credentials for the same prefixes that need not be renewed yet, it keeps those, so that connections stay open.
         """
-        new, loan = _Loan(credentials, asked_s, self._draw()), self._loan
-        same = loan is not None and [one.prefix for one in loan.credentials] == [one.prefix for one in new.credentials]
-        if loan is None or not same or asked_s >= loan.renew_s:
-            self._loan = new
+        new, credential_set = _CredentialSet(credentials, asked_s, self._draw()), self._credential_set
+        same = credential_set is not None and [one.prefix for one in credential_set.credentials] == [
+            one.prefix for one in new.credentials
+        ]
+        if credential_set is None or not same or asked_s >= credential_set.renew_s:
+            self._credential_set = new
 
     def ask(self) -> float:
-        """Ask the catalog now. Returns when the request began (steady clock). Raises the errors of `Lender.lend`."""
+        """Ask the catalog now. Returns when the request began (steady clock). Raises the errors of `CredentialVendor.vend`."""
         asked_s = self._clock.steady_s()
-        self.put(self._lender.lend(), asked_s)
+        self.put(self._vendor.vend(), asked_s)
         return asked_s
 
-    def select(self, url: str) -> LentCredentials | None:
-        """The credentials for a URL, renewed if it is time; None if the catalog lends none.
+    def select(self, url: str) -> VendedCredentials | None:
+        """The credentials for a URL, renewed if it is time; None if the catalog vends none.
 
-        Raises UfsPermissionError if it lends some, but not for this URL, and the errors of `Lender.lend`.
+        Raises UfsPermissionError if it vends some, but not for this URL, and the errors of `CredentialVendor.vend`.
         """
         if _is_local(url):
             return None
-        loan = self._loan
-        if loan is None:
-            loan = self._renew(None)
-        elif self._clock.steady_s() >= max(loan.renew_s, self._tried_s + _PAUSE_S) and self._lock.acquire(
+        credential_set = self._credential_set
+        if credential_set is None:
+            credential_set = self._renew(None)
+        elif self._clock.steady_s() >= max(credential_set.renew_s, self._tried_s + _PAUSE_S) and self._lock.acquire(
             blocking=False
         ):
             # Other threads go on with the old credentials meanwhile, and so does this one if the catalog does not answer: the store decides
             # how long they are good.
             try:
                 with contextlib.suppress(CatalogUnavailableError):
-                    loan = self._replace(loan)
+                    credential_set = self._replace(credential_set)
             finally:
                 self._lock.release()
-        return self._covering(loan, url)
+        return self._covering(credential_set, url)
 
-    def renew(self, url: str, refused: LentCredentials, expired: bool) -> LentCredentials | None:
+    def renew(self, url: str, refused: VendedCredentials, expired: bool) -> VendedCredentials | None:
         """Other credentials for a URL, after the store has refused some; None if they are too young to be at fault.
 
         `expired`: the store said that they have expired. Raises the errors of `select`.
         """
-        loan, now_s = self._loan, self._clock.steady_s()
-        if loan is None or refused in loan.credentials:
-            if loan is not None and not expired and now_s < min(loan.ends_s, loan.asked_s + _SUSPECT_AFTER_S):
+        credential_set, now_s = self._credential_set, self._clock.steady_s()
+        if credential_set is None or refused in credential_set.credentials:
+            if (
+                credential_set is not None
+                and not expired
+                and now_s < min(credential_set.ends_s, credential_set.asked_s + _SUSPECT_AFTER_S)
+            ):
                 return None
-            loan = self._renew(loan)
-        return self._covering(loan, url)
+            credential_set = self._renew(credential_set)
+        return self._covering(credential_set, url)
 
-    def _renew(self, last: _Loan | None) -> _Loan:
+    def _renew(self, last: _CredentialSet | None) -> _CredentialSet:
         with self._lock:
             return self._replace(last)
 
-    def _replace(self, last: _Loan | None) -> _Loan:
-        """A new loan instead of `last`; the current one if another thread has replaced `last` meanwhile. Called under the lock."""
-        if self._loan is not None and self._loan is not last:
-            return self._loan
+    def _replace(self, last: _CredentialSet | None) -> _CredentialSet:
+        """The credentials of a new answer instead of `last`; the current ones if another thread has replaced `last` meanwhile. Called under the lock."""
+        if self._credential_set is not None and self._credential_set is not last:
+            return self._credential_set
         asked_s = self._clock.steady_s()
         if asked_s < self._silent_until_s:
             raise CatalogUnavailableError(
-                f"{self.name} gave no answer a moment ago: try again in {_SILENT_FOR_S:g} s, or check its uri"
+                f"{self.name} gave no answer a moment ago: try again in {_SILENT_FOR_S:g} s, or check its uri, in the table's options or this machine's configuration"
             )
         self._tried_s = asked_s
         try:
-            credentials = self._lender.lend()
+            credentials = self._vendor.vend()
         except CatalogUnavailableError:
             # Otherwise each thread and each query would wait for the silent catalog, one after the other.
             ended_s = self._clock.steady_s()
             if ended_s - asked_s >= SILENT_FROM_S:
                 self._silent_until_s = ended_s + _SILENT_FOR_S
             raise
-        self._loan = loan = _Loan(credentials, asked_s, self._draw())
-        return loan
+        self._credential_set = credential_set = _CredentialSet(credentials, asked_s, self._draw())
+        return credential_set
 
-    def _covering(self, loan: _Loan, url: str) -> LentCredentials | None:
-        lent = loan.select(url)
-        if lent is None and loan.credentials:
-            prefixes = ", ".join(redact("path", one.prefix) for one in loan.credentials)
+    def _covering(self, credential_set: _CredentialSet, url: str) -> VendedCredentials | None:
+        credentials = credential_set.select(url)
+        if credentials is None and credential_set.credentials:
+            prefixes = ", ".join(redact("path", one.prefix) for one in credential_set.credentials)
             raise UfsPermissionError(
-                f"{redact('path', url)}: the credentials that {self.name} has lent do not cover the location, only {prefixes}: "
+                f"{redact('path', url)}: the credentials that {self.name} has vended do not cover the location, only {prefixes}: "
                 "have the table's locations corrected in the catalog"
             )
-        return lent
+        return credentials
 
 
 def _is_local(url: str) -> bool:
@@ -266,17 +272,17 @@ _HARMLESS_WITH_TOKENS = frozenset(
 )  # fmt: skip
 
 
-def with_lent(parameters: Iterable[tuple[str, Any]], lent: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with which fsspec opens a store: those of lent credentials, and the `lookup.storage.*` parameters of the read.
+def with_vended(parameters: Iterable[tuple[str, Any]], credential_options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with which fsspec opens a store: those of vended credentials, and the `lookup.storage.*` parameters of the read.
 
     The user's endpoint of S3, for instance, replaces the one that the catalog states: S3 gets a signature, which is good at one server only.
     No credential of the process is among them. Raises OptionError for a parameter that could send the tokens for Google or Azure elsewhere.
     """
-    options, has_token = dict(lent), "key" not in lent
+    options, has_token = dict(credential_options), "key" not in credential_options
     for name, value in parameters:
         if has_token and name not in (*_HARMLESS_WITH_TOKENS, *_OWN):
             raise OptionError(
-                f"option lookup.storage.{name}: the catalog lends a token for the table's store, and this option could send it to another server: "
+                f"option lookup.storage.{name}: the catalog vends a token for the table's store, and this option could send it to another server: "
                 "remove it from the options and from the conf file; the catalog says where the store is"
             )
         if isinstance(value, dict) and isinstance(options.get(name), dict):
@@ -286,10 +292,10 @@ def with_lent(parameters: Iterable[tuple[str, Any]], lent: Mapping[str, Any]) ->
     return options
 
 
-class LentStore:
-    """The stores of a catalog's table, opened with the credentials that the catalog lends, or with this process's own if it lends none.
+class VendedStore:
+    """The stores of a catalog's table, opened with the credentials that the catalog vends, or with this process's own if it vends none.
 
-    `open_store(url, options)`: opens the store of a URL; `options`: None, or those of `LentCredentials`. `scope`: as of `Store`. If a store says
+    `open_store(url, options)`: opens the store of a URL; `options`: None, or those of `VendedCredentials`. `scope`: as of `Store`. If a store says
     that credentials have expired, or refuses old ones, they are renewed and the call is made once more.
     """
 
@@ -299,7 +305,7 @@ class LentStore:
         self.scope = scope
         self._open = open_store
         self._holder = holder
-        self._stores: dict[str, tuple[LentCredentials | None, Store]] = {}
+        self._stores: dict[str, tuple[VendedCredentials | None, Store]] = {}
         self._places: set[str] = set()
 
     @property
@@ -320,27 +326,27 @@ class LentStore:
         if _AZURE.match(path):
             return path  # the name of a container alone does not tell the account
         url = canonical_url(path).rstrip("/")
-        # Without a store: one that is opened without lent credentials would look for those of the process.
+        # Without a store: one that is opened without vended credentials would look for those of the process.
         return url if url.startswith(("s3://", "gs://")) else self._store(path, None).url_of(path)
 
-    def _store(self, url: str, lent: LentCredentials | None) -> Store:
-        place = _place(url) if lent is None else f"{_place(url)} {lent.prefix}"
+    def _store(self, url: str, credentials: VendedCredentials | None) -> Store:
+        place = _place(url) if credentials is None else f"{_place(url)} {credentials.prefix}"
         self._places.add(_place(url))
-        last_lent, store = self._stores.get(place, (None, None))
-        if store is None or last_lent is not lent:
-            store = self._open(url, None if lent is None else _opening(url, lent.options))
-            self._stores = {**self._stores, place: (lent, store)}
+        last_credentials, store = self._stores.get(place, (None, None))
+        if store is None or last_credentials is not credentials:
+            store = self._open(url, None if credentials is None else _opening(url, credentials.options))
+            self._stores = {**self._stores, place: (credentials, store)}
         return store
 
     def _call(self, url: str, call: Callable[[Store], T]) -> T:
         """The result of a call of the store of a URL. It is made again with other credentials, if renewed ones may help."""
-        lent = None if self._holder is None else self._holder.select(url)
+        credentials = None if self._holder is None else self._holder.select(url)
         try:
-            return call(self._store(url, lent))
+            return call(self._store(url, credentials))
         except UfsError as problem:
-            if self._holder is None or lent is None or problem.expired is False:
+            if self._holder is None or credentials is None or problem.expired is False:
                 raise
-            renewed = self._holder.renew(url, lent, problem.expired is True)
+            renewed = self._holder.renew(url, credentials, problem.expired is True)
             if renewed is None:
                 self._explain(url, problem)
         try:
@@ -349,17 +355,17 @@ class LentStore:
             self._explain(url, problem)
 
     def _explain(self, url: str, refusal: UfsError) -> NoReturn:
-        """Raise the store's refusal of lent credentials, with what it means."""
+        """Raise the store's refusal of vended credentials, with what it means."""
         if not isinstance(refusal, UfsPermissionError) or self._holder is None:
             raise refusal
         what, advice = (
             ("says that they have expired", "compare the store's clock with the catalog's")
             if refusal.expired
-            else ("refuses them: they do not cover the location", "have the catalog lend credentials that cover it")
+            else ("refuses them: they do not cover the location", "have the catalog vend credentials that cover it")
         )
         raise_ours(
             UfsPermissionError(
-                f"{redact('path', url)} is read with credentials that {self._holder.name} has lent, but the store {what} ({refusal.reason or refusal}): {advice}"
+                f"{redact('path', url)} is read with credentials that {self._holder.name} has vended, but the store {what} ({refusal.reason or refusal}): {advice}"
             ),
             refusal,
         )

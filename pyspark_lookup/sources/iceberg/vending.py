@@ -1,4 +1,4 @@
-"""What an Iceberg REST catalog says about access to a table's files, in the terms of the REST catalog specification: the credentials that it lends,
+"""What an Iceberg REST catalog says about access to a table's files, in the terms of the REST catalog specification: the credentials that it vends,
 and the conditions that this package does not meet."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pyspark_lookup.core.decoding import as_text
 from pyspark_lookup.errors import NotSupportedError
-from pyspark_lookup.storage.stores import LentCredentials, azure_account
+from pyspark_lookup.storage.stores import VendedCredentials, azure_account
 
 REFRESH_ENDPOINTS = (
     "client.refresh-credentials-endpoint",
@@ -41,28 +41,28 @@ def settings_of(config: Config) -> dict[str, str]:
     return {name: config[name] for name in _SETTINGS if name in config and not {"@", "?"}.intersection(config[name])}
 
 
-def parse_loan(answer: Any, config: Config, location: str, now_s: float) -> list[LentCredentials]:
+def parse_credentials(answer: Any, config: Config, location: str, now_s: float) -> list[VendedCredentials]:
     """The credentials in an answer: those of `storage-credentials`, then those in `config`; empty if there are none.
 
     `config`: the answer's own, or what `settings_of` returned of an earlier one. `location`: the table's, for credentials without a prefix.
     `now_s`: the time of the answer on the catalog's clock (Unix time). Raises TypeError, KeyError or ValueError for a malformed answer.
     """
-    loans = []
+    credentials = []
     for credential in answer.get("storage-credentials") or ():
         own_config = {**settings_of(config), **parse_config(credential)}
-        loans.append(_credentials(as_text(credential["prefix"]), own_config, location, now_s))
+        credentials.append(_credentials(as_text(credential["prefix"]), own_config, location, now_s))
     # They have no prefix, so that the longer prefixes above are preferred.
-    loans.append(_credentials("", config, location, now_s))
-    return [lent for lent in loans if lent is not None]
+    credentials.append(_credentials("", config, location, now_s))
+    return [one for one in credentials if one is not None]
 
 
-def _credentials(prefix: str, config: Config, location: str, now_s: float) -> LentCredentials | None:
+def _credentials(prefix: str, config: Config, location: str, now_s: float) -> VendedCredentials | None:
     options = _options(prefix or location, config)
     if options is None:
         return None
     times_ms = [value for name, value in config.items() if name.startswith(_EXPIRES_AT_MS)]
     expires_in_s = min((float(as_text(value)) / 1000 - now_s for value in times_ms), default=None)
-    return LentCredentials(prefix or f"{urlsplit(location).scheme}://", options, expires_in_s)
+    return VendedCredentials(prefix or f"{urlsplit(location).scheme}://", options, expires_in_s)
 
 
 def _options(url: str, config: Config) -> dict[str, Any] | None:
@@ -107,10 +107,10 @@ def _azure_options(host: str, config: Config) -> dict[str, Any] | None:
     return None if token is None else {**azure_account(host), "sas_token": token}
 
 
-def refuse_conditions(answer: Any, config: Config, has_loan: bool, table: str) -> None:
+def refuse_conditions(answer: Any, config: Config, has_credentials: bool, table: str) -> None:
     """Raise NotSupportedError if the catalog states a condition of access that this package does not meet.
 
-    `has_loan`: the catalog has lent credentials. `table`: what errors call the table.
+    `has_credentials`: the catalog has vended credentials. `table`: what errors call the table.
     """
     restrictions = answer.get("read-restrictions") or {}
     if not isinstance(restrictions, Mapping) or any(
@@ -127,8 +127,8 @@ def refuse_conditions(answer: Any, config: Config, has_loan: bool, table: str) -
             "have the catalog allow planning by clients"
         )
     configs: Sequence[Config] = [config, *(parse_config(one) for one in answer.get("storage-credentials") or ())]
-    if not has_loan and any(one.get(_REMOTE_SIGNING, "").lower() == "true" for one in configs):
+    if not has_credentials and any(one.get(_REMOTE_SIGNING, "").lower() == "true" for one in configs):
         raise NotSupportedError(
             f"{table}: its catalog wants to sign each request to the store ({_REMOTE_SIGNING} = true), which lookupcache does not do: "
-            "have the catalog lend credentials instead (credential vending)"
+            "have the catalog vend credentials instead (credential vending)"
         )
