@@ -24,7 +24,6 @@ from pyspark_lookup.lookup.lookup import scan_batches
 from pyspark_lookup.lookup.lookup_table import LookupTable
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.options.enums import CacheMode
-from pyspark_lookup.sources.providers.provided_tables import ProviderSource
 from pyspark_lookup.sources.registry import parse_options
 from pyspark_lookup.storage.disk import DiskSpace
 
@@ -54,14 +53,14 @@ def advise(path: str, trace: Path | None, options: tuple[str, ...], cache_dir: s
     with LookupTable(path, given_options(options, cache_dir)) as table:
         trace_keys = None if trace is None else _read_trace(trace, table)
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        facts = table.describe()
-        is_provided = facts["kind"] in ProviderSource.kinds
-        estimated = not is_provided and facts["bytes"] > _READ_AT_MOST
+        description = table.describe()
+        is_provided = description["kind"] == "PROVIDER"
+        estimated = not is_provided and description["bytes"] > _READ_AT_MOST
         decoded_bytes: int | None
         if is_provided:
             decoded_bytes = _provided_bytes({"path": path, **given_options(options, cache_dir)})
         else:
-            decoded_bytes = facts["bytes"] * _DECODED_SHARE if estimated else table.scan().nbytes
+            decoded_bytes = description["bytes"] * _DECODED_SHARE if estimated else table.scan().nbytes
         refused = table.metrics()["snapshotOverBudgetCount"]
         table_advice = advice(decoded_bytes, disk_space(cache_dir), memory_bytes, trace_keys, estimated, refused)
     facts = {

@@ -37,8 +37,8 @@ def iterate_in_thread(
 ) -> Iterator[T]:
     """The items of `make()`, one by one. A new thread makes them, at most two items ahead of the caller.
 
-    `on_end` is called when the iterator of `make()` has ended, even if that is after a timeout. Raises CallFailedError if `make()` or its iterator raises, CallTimeoutError for an item that takes longer than `timeout_s`; the thread is
-    then abandoned.
+    `on_end` is called when the iterator of `make()` has ended, even if that is after a timeout. Raises CallFailedError if `make()` or its iterator
+    raises, CallTimeoutError for an item that takes longer than `timeout_s`; the thread is then abandoned.
     """
     results: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(1)
     abandoned = threading.Event()

@@ -256,8 +256,12 @@ def test_a_busy_process_gives_way(desk: Desk, kind: str) -> None:
 def test_a_scan_keeps_its_connection_until_it_ends(desk: Desk, gate: threading.Event, end: str) -> None:
     """A scan that hangs, or whose reader leaves it, still counts as a connection: its system may still be at work."""
 
+    batch = pa.RecordBatch.from_pylist(
+        [{"id": 1, "name": "Alice"}], SCHEMA
+    )  # imports pandas, which takes longer than the timeout
+
     def scan() -> Iterator[pa.RecordBatch]:
-        yield pa.RecordBatch.from_pylist([{"id": 1, "name": "Alice"}], SCHEMA)
+        yield batch
         gate.wait(BOUND_S)
 
     name = desk.name(lambda context: FullCachingLookupProvider(scan, SCHEMA, version=lambda: "1"))
@@ -265,7 +269,7 @@ def test_a_scan_keeps_its_connection_until_it_ends(desk: Desk, gate: threading.E
         "lookup.provider": name,
         "lookup.keys": "id",
         "lookup.max-connections": 1,
-        "lookup.async.timeout": "0.3 s",
+        **QUICK,
     }
     table = ProvidedTable(parse_options(options), desk.clock.host())
     table.limit(host(desk.cache_dir, desk.clock))
