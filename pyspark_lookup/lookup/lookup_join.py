@@ -82,7 +82,7 @@ _log = logging.getLogger("pyspark_lookup.join")
 # The first byte of an error message that stands in the place of a token, if the version could not be resolved.
 _FAILED = b"!"
 _MESSAGE_BYTES = 1000
-_OF_KEY_CACHES = re.compile(r"lookup\.(cache$|partial-cache\.|on-error$)")
+_OF_KEY_CACHES = re.compile(r"lookup\.(cache$|partial-cache\.)")
 _SAMPLE = 1000  # how many keys are examined to find out whether keys repeat
 _VERSIONS_AT_MOST = 2  # how many versions stay open: the current version and the one before
 _CAUGHT = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, DamagedFileError, ReloadFailedError)
@@ -137,12 +137,18 @@ class LookupSpec:
     def parse_options(self) -> LookupOptions:
         """The options, with those of this host's conf file."""
         read, conf = dict(self.options), conf_file_options()
-        if not self.caches_keys:  # and without STALE, which needs a cache
-            read, conf = (
-                {key: text for key, text in layer.items() if not _OF_KEY_CACHES.match(key.lower())}
-                for layer in (read, conf)
-            )
+        if not self.caches_keys:
+            read, conf = _without_key_caches(read), _without_key_caches(conf)
         return parse_options(read, conf=conf)
+
+
+def _without_key_caches(options: Mapping[str, str]) -> dict[str, str]:
+    """The options of a lookup without a partial cache. NULL takes the place of STALE: there are no last rows, and an error is no answer."""
+    kept = {key: text for key, text in options.items() if not _OF_KEY_CACHES.match(key.lower())}
+    return {
+        key: "NULL" if (key.lower(), text.upper()) == ("lookup.on-error", "STALE") else text
+        for key, text in kept.items()
+    }
 
 
 def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:

@@ -192,11 +192,11 @@ def check_no_batch(options: LookupOptions, operation: str) -> None:
         raise OptionError(f"option lookup.write.batch is for single writes of rows, not for {operation}: remove it")
 
 
-def check_no_where(options: LookupOptions, call: str) -> None:
-    """Raise OptionError for `lookup.where`: writes also replace and delete rows that a reader with this option does not see."""
-    if options.read.where is not None:
+def check_no_where(options: LookupOptions, how: WriteMode) -> None:
+    """Raise OptionError for `lookup.where`, unless rows are appended: other writes take rows that a reader with this option does not see."""
+    if options.read.where is not None and how is not WriteMode.APPEND:
         raise OptionError(
-            f"option lookup.where = {options.read.where!r} is for reads and does not limit which rows {call} replaces or deletes: call {call} on a "
+            f"option lookup.where = {options.read.where!r} is for reads and does not limit which rows the {how.value} replaces or deletes: use a "
             "LookupTable without this option, such as LookupTable(path)"
         )
 
@@ -211,7 +211,6 @@ class Transaction:
 
     def __init__(self, engine: Engine, options: LookupOptions, clock: HostClock) -> None:
         check_no_batch(options, "a transaction")
-        check_no_where(options, "transaction")
         # A version that only this transaction sees would waste space in a cache.
         self._options = options.with_values({"lookup.cache": CacheMode.NONE})
         self._engine = engine
@@ -228,6 +227,7 @@ class Transaction:
         """Write rows, like `LookupTable.write`. An overwrite also replaces the rows that this transaction has written before."""
         self._check_open()
         how = write_mode(mode, self._options)
+        check_no_where(self._options, how)
         arrow_rows = as_arrow_rows(rows, lambda: self._engine.managed.schema(self._options), how is WriteMode.UPSERT)
         if isinstance(arrow_rows, pa.Table) and not arrow_rows.num_rows and how is not WriteMode.OVERWRITE:
             return
@@ -242,6 +242,7 @@ class Transaction:
     def delete(self, keys: KeysLike) -> None:
         """Delete the rows with these keys, like `LookupTable.delete`."""
         self._check_open()
+        check_no_where(self._options, WriteMode.DELETE)
         self._writes.delete(as_key_table(keys, self._engine.managed.keys(self._options)))
 
     # --- reads ------------------------------------------------------------------------------------
@@ -551,7 +552,7 @@ class LookupTable:
 
     def _write(self, rows: RowsLike, how: WriteMode) -> int:
         self._check_open()
-        check_no_where(self._options, "upsert" if how is WriteMode.UPSERT else "write")
+        check_no_where(self._options, how)
         engine = self._engine()
         arrow_rows = as_arrow_rows(rows, lambda: engine.managed.schema(self._options), how is WriteMode.UPSERT)
         with engine.committing(self._options) as writer:
@@ -606,7 +607,7 @@ class LookupTable:
         """
         self._check_open()
         check_no_batch(self._options, "a delete")
-        check_no_where(self._options, "delete")
+        check_no_where(self._options, WriteMode.DELETE)
         if (keys is None) == (where is None):
             raise OptionError(
                 "arguments keys and where: give either keys or a predicate, such as where=\"state = 'NY'\""

@@ -44,8 +44,8 @@ from pyspark_lookup.spark.features import StatefulProcessor
 from pyspark_lookup.spark.lookup_pass import Chain, ChainedLookup, relate_versions
 from pyspark_lookup.spark.reading import (
     count_for_application,
-    current_execution,
     largest_row,
+    lookup_execution,
     prepare_worker,
     session_options,
 )
@@ -190,7 +190,7 @@ class _Lookups:
         count_for_application()
         self._pass = open_pass(spec, session_options())
         self._stage = self._pass.spec.stages[0]
-        self._execution = current_execution(self._stage.build)
+        self._execution = lookup_execution(self._stage.build)
         self._row_bytes = largest_row()
 
     def __call__(self, keys: Sequence[pa.Array], version: Version) -> Iterator[tuple[int, Any, pa.StructArray]]:

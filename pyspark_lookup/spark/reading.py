@@ -170,6 +170,15 @@ def current_execution(build: Build | None = None, built_at_s: float | None = Non
     return None
 
 
+def lookup_execution(build: Build | None) -> Execution | None:
+    """The execution of the lookups of this task. If the task's properties name none, it is the task itself: all its batches read the same rows."""
+    execution, context = current_execution(build), TaskContext.get()
+    if execution is None and context is not None:
+        application = context.getLocalProperty("spark.app.id") or ""
+        return Execution(application, f"task {context.taskAttemptId()}")
+    return execution
+
+
 class Resolve:
     """A function for `mapInArrow` that returns one row: for each table of a lookup, the token of the version that this execution reads.
 
@@ -261,7 +270,7 @@ class Probe:
         prepare_worker()
         count_for_application()
         lookups = open_pass(self._spec, session_options())
-        executions = [current_execution(stage.build) for stage in lookups.spec.stages]
+        executions = [lookup_execution(stage.build) for stage in lookups.spec.stages]
         row_bytes = largest_row()
         joined = JoinedBatches(batches, _ROWS_AT_ONCE if lookups.in_memory else 0)
         try:

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.registry import parse_options
+from pyspark_lookup.storage.block_cache import BlockCache
 from pyspark_lookup.storage.stores import ListedFiles
 from pyspark_lookup.versions.executions import Execution
 from pyspark_lookup.versions.model import Table, TableVersion
@@ -330,6 +332,18 @@ def test_markers_of_databricks_jobs_decide_which_files_count(
     mark("_committed_vacuum9", [], [third, "_started_2"])
     (dim.path / "_started_2").unlink()
     assert shown() == files - {third}
+    (dim.path / "_committed_by_etl").write_text("run 17")  # no marker
+    assert shown() == files - {third}
+    mark("_committed_5")
+    real = BlockCache.read
+
+    def read(self: BlockCache, requests: Any) -> Any:
+        (dim.path / "_committed_5").unlink(missing_ok=True)  # by VACUUM, since it was listed
+        return real(self, requests)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BlockCache, "read", read)
+        assert shown() == files - {third}
     mark("_committed_4", "x")
     with pytest.raises(DamagedFileError, match="_committed_4 is damaged: it does not say which files"):
         shown()

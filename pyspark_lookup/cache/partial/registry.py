@@ -289,11 +289,16 @@ def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:
     rewrites = _parse_rewrites(after)
     alive, old_names = (_names(part.filter(part.column("live"))) for part in (after, before))
     on_record = _names(after)
-    changed: set[str] = set()
-    for new_names, replaced in rewrites:
+    # The earlier version has a compaction if it has the files that were written, or a later compaction of these files.
+    compacted, later_rewrites = set(old_names), []
+    for new_names, replaced in reversed(rewrites):
         written_names = set(new_names).difference(replaced)
-        if written_names and old_names.issuperset(written_names):  # the earlier version already has this compaction
-            continue
+        if written_names and compacted.issuperset(written_names):
+            compacted.update(replaced)
+        else:
+            later_rewrites.append((new_names, replaced))
+    changed: set[str] = set()
+    for new_names, replaced in reversed(later_rewrites):
         # A compaction is left out only if the bounds of all its files are on record.
         if (old_names | on_record).issuperset(replaced) and on_record.issuperset(new_names):
             changed |= set(replaced) - old_names

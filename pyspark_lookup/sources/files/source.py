@@ -11,6 +11,7 @@ import itertools
 import json
 import logging
 import posixpath
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -25,6 +26,7 @@ from pyspark_lookup.core.metrics import CacheMetricGroup
 from pyspark_lookup.errors import (
     DamagedFileError,
     OptionError,
+    SourceChangedError,
     TableBusyError,
     TableEmptyError,
     TableFormatError,
@@ -35,7 +37,7 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.formats.model import detect_format
-from pyspark_lookup.storage.block_cache import BlockCache
+from pyspark_lookup.storage.block_cache import BlockCache, Data
 from pyspark_lookup.storage.stores import FileVersion, ListedFiles, Listing, split_urls
 from pyspark_lookup.storage.ufs import Ufs
 from pyspark_lookup.versions.file_columns import ColumnFiles
@@ -181,49 +183,79 @@ def select_committed(
     return tuple(file for file in files if file.url.rsplit("/", 1)[-1] in committed_names)
 
 
-def select_visible(
-    blocks: BlockCache, listing: Listing, files: tuple[FileVersion, ...] | ListedFiles
-) -> tuple[FileVersion, ...] | ListedFiles:
-    """The files that are visible by Databricks' commit protocol (DBIO); all of them if no directory has its marker files.
+class CommitMarkers:
+    """Says which files are visible by Databricks' commit protocol (DBIO). It keeps what marker files say, so each of them is read once.
 
     A job writes `_started_<id>` into a directory, files named `…-tid-<id>-…`, and at its end `_committed_<id>`: a JSON object with the names
     that it has `added`, and those of other files that it has `removed`, which stay there until VACUUM. An empty `_committed_<id>` does not
-    count. Files without `<id>` are visible, and those of an `<id>` without markers: VACUUM removes markers, too. Raises DamagedFileError for a
-    malformed marker file.
+    count. Files without `<id>` are visible, and those of an `<id>` without markers: VACUUM removes markers, too.
     """
-    started = _find_markers(listing, "_started_")
-    committed = [file for file in _find_markers(listing, "_committed_") if file.size > 0]
-    if not started and not committed:
-        return files
-    added_urls, removed_urls = set[str](), set[str]()
-    locations = [blocks.get_blocks_and_locations(file.url, file) for file in committed]
-    contents = blocks.read([(location, [(0, location.file.size)]) for location in locations])
-    for file, (data,) in zip(committed, contents, strict=True):
-        directory = posixpath.dirname(file.url)
-        try:
-            changes = json.loads(bytes(data))
-            for names, urls in ((changes["added"], added_urls), (changes["removed"], removed_urls)):
-                urls.update(f"{directory}/{name}" for name in as_texts(names))
-        except UNREADABLE as problem:
-            raise DamagedFileError(
-                f"{redact('path', file.url)} is damaged: it does not say which files a job on Databricks has added and removed ({describe_fault(problem)}). "
-                "Restore it, or write the table again"
-            ) from None
-    urls = files.urls if isinstance(files, ListedFiles) else pa.array([file.url for file in files], pa.string())
-    jobs = pc.extract_regex(urls, r"^(?P<directory>.*)/[^/]*-tid-(?P<id>[a-z0-9]+)-[^/]*$")
-    jobs = pc.binary_join_element_wise(pc.struct_field(jobs, "directory"), pc.struct_field(jobs, "id"), "/")
-    began = _is_in(jobs, {_job_of(file, "_started_") for file in started})
-    has_committed = _is_in(jobs, {_job_of(file, "_committed_") for file in committed})
-    is_visible = np.where(has_committed, _is_in(urls, added_urls), ~began) & ~_is_in(urls, removed_urls)
-    return files.filter(is_visible) if isinstance(files, ListedFiles) else tuple(itertools.compress(files, is_visible))
+
+    def __init__(self, blocks: BlockCache) -> None:
+        self._blocks = blocks
+        self._changes: dict[
+            FileVersion, tuple[list[str], list[str]]
+        ] = {}  # of the markers in the last listing that had some
+
+    def select_visible(
+        self, listing: Listing, files: tuple[FileVersion, ...] | ListedFiles
+    ) -> tuple[FileVersion, ...] | ListedFiles:
+        """The files that are visible; all of them if no directory has marker files.
+
+        Raises DamagedFileError for a malformed marker file, SourceChangedError if one was removed after it was listed.
+        """
+        started = _find_markers(listing, "_started_")
+        committed = [file for file in _find_markers(listing, "_committed_") if file.size > 0]
+        if not started and not committed:
+            return files
+        changes = {file: self._changes[file] for file in committed if file in self._changes}
+        new_markers = [file for file in committed if file not in changes]
+        locations = [self._blocks.get_blocks_and_locations(file.url, file) for file in new_markers]
+        contents = self._blocks.read([(location, [(0, location.file.size)]) for location in locations])
+        changes.update((file, _parse_marker(file, data)) for file, (data,) in zip(new_markers, contents, strict=True))
+        self._changes = {file: marked for file, marked in changes.items() if file.cacheable}
+        added_urls = {url for added, _ in changes.values() for url in added}
+        removed_urls = {url for _, removed in changes.values() for url in removed}
+        urls = files.urls if isinstance(files, ListedFiles) else pa.array([file.url for file in files], pa.string())
+        jobs = pc.extract_regex(urls, r"^(?P<directory>.*)/[^/]*-tid-(?P<id>[a-z0-9]+)-[^/]*$")
+        jobs = pc.binary_join_element_wise(pc.struct_field(jobs, "directory"), pc.struct_field(jobs, "id"), "/")
+        began = _is_in(jobs, {_job_of(file, "_started_") for file in started})
+        has_committed = _is_in(jobs, {_job_of(file, "_committed_") for file in committed})
+        is_visible = np.where(has_committed, _is_in(urls, added_urls), ~began) & ~_is_in(urls, removed_urls)
+        if isinstance(files, ListedFiles):
+            return files.filter(is_visible)
+        return tuple(itertools.compress(files, is_visible))
+
+
+def _parse_marker(file: FileVersion, data: Data) -> tuple[list[str], list[str]]:
+    """(URLs of the files that a job has added, URLs of those that it has removed), from `_committed_<id>`."""
+    directory = posixpath.dirname(file.url)
+    try:
+        marker = json.loads(bytes(data))
+        added, removed = ([f"{directory}/{name}" for name in as_texts(marker[key])] for key in ("added", "removed"))
+    except UNREADABLE as problem:
+        raise DamagedFileError(
+            f"{redact('path', file.url)} is damaged: it does not say which files a job on Databricks has added and removed ({describe_fault(problem)}): "
+            "restore it, or, if no job on Databricks writes here, rename it"
+        ) from None
+    return added, removed
+
+
+_MARKER_ID = re.compile(r"(?:vacuum)?[0-9]+")
 
 
 def _find_markers(listing: Listing, prefix: str) -> list[FileVersion]:
-    """The listed files whose names begin with `prefix`."""
+    """The listed marker files whose names begin with `prefix`."""
     files = listing.files
     if isinstance(files, ListedFiles):
         files = tuple(files.filter(as_bools(pc.match_substring(files.urls, f"/{prefix}"))))
-    return [file for file in files if f"/{prefix}" in file.url and posixpath.basename(file.url).startswith(prefix)]
+    return [
+        file
+        for file in files
+        if f"/{prefix}" in file.url
+        and posixpath.basename(file.url).startswith(prefix)
+        and _MARKER_ID.fullmatch(posixpath.basename(file.url), len(prefix))
+    ]
 
 
 def _job_of(marker: FileVersion, prefix: str) -> str:
@@ -354,6 +386,7 @@ class FilesSource(VersionSource):
         self._ufs, self._host, self._clock = parts.ufs, parts.host, parts.context.clock
         # The last listing, the table's id and `past_jobs` with which it was read, and the version that was made of it.
         self._latest: tuple[Listing, tuple[str, bool], TableVersion] | None = None
+        self._markers = CommitMarkers(parts.blocks)
         self._jobs = WritingJobs(parts.ufs, parts.host, parts.context.metrics, parts.context.clock)
 
     @classmethod
@@ -426,16 +459,23 @@ class FilesSource(VersionSource):
 
         Raises NotATableError if the listing shows no version.
         """
+        problem = ""
         for _ in range(_SETTLE_POLLS):
             status = self._get_status(table) if status is None else status
             wait_s = self._unsettled_s(table, status)
             if wait_s <= 0:
-                version = self._version(table, status)
-                return self._confirm(table, version) if self._has_shrunk(table, version, started_s) else version
+                try:
+                    version = self._version(table, status)
+                    return self._confirm(table, version) if self._has_shrunk(table, version, started_s) else version
+                except (
+                    SourceChangedError
+                ) as change:  # a clean-up has removed a marker or a log file since it was listed
+                    problem, status = f"changed while it was read ({change})", None
+                    continue
             self._clock.sleep(wait_s)
-            status = None
+            problem, status = f"had files newer than lookup.settle = {table.settle_s} s", None
         raise TableBusyError(
-            f"{redact('path', table.url)} had files newer than lookup.settle = {table.settle_s} s in each of {_SETTLE_POLLS} listings: try again later"
+            f"{redact('path', table.url)} {problem} in each of {_SETTLE_POLLS} listings: try again later"
         )
 
     def _is_worth_waiting(self, table: Table, problem: Exception) -> bool:
@@ -547,7 +587,7 @@ class FilesSource(VersionSource):
         self._refuse_files(files)
         if "_spark_metadata" in status.directories:
             files = select_committed(self._parts.blocks, status, files)
-        files = select_visible(self._parts.blocks, status, files)
+        files = self._markers.select_visible(status, files)
         if not len(files):
             raise TableEmptyError(
                 f"there is no table at {redact('path', table.url)}: no stream and no job that wrote its files has committed one"

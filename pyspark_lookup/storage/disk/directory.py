@@ -382,6 +382,7 @@ class LockedFile:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self._process = os.getpid()
         _locked_files.add(self)
 
     def take(self) -> int:
@@ -423,8 +424,10 @@ class Lock(LockedFile):
         if self.fd >= 0:
             fd = self.take()
             try:
-                # Closing does not unlock it while another process has it open: a child, between its fork and its first line of Python.
-                fcntl.flock(fd, fcntl.LOCK_UN)
+                # Closing does not unlock it while a forked child has it open: just after the fork, when the child may also free objects of its
+                # parent's other threads, before `_leave_to_parent` runs there.
+                if self._process == os.getpid():
+                    fcntl.flock(fd, fcntl.LOCK_UN)
             finally:
                 os.close(fd)
 

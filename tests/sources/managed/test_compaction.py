@@ -381,3 +381,21 @@ def test_vacuum_removes_orphans(site: Site) -> None:
     assert list_ids(site.table({"path": str(inner)}, host="late").scan()) == [1]
     writer.commit(job, files)
     assert list_ids(table.scan()) == [1, 5]
+
+
+def test_rows_that_were_loaded_after_two_compactions_stay(site: Site) -> None:
+    """A second compaction replaces what the first one wrote. Rows that were loaded since are still answered from the cache after an append elsewhere."""
+    writer, table = site.created(OFF), site.table(MODES["partial"], host="b")
+    for first in (0, 100):
+        for start in (first, first + 50):
+            writer.write(of_ids(start, start + 50))
+        table.get(first)  # the host has the bounds of files that compactions replace
+        writer.compact()
+        table.get(first)
+    keys = of_ids(20, 40).select(["id"])
+    assert table.get_many(keys).num_rows == 20
+    for start in (1000, 2000):
+        writer.write(of_ids(start, start + 10))
+        before = table.metrics()["missCount"]
+        assert table.get_many(keys).num_rows == 20
+        assert table.metrics()["missCount"] == before

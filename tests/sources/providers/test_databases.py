@@ -672,7 +672,8 @@ def test_the_declared_types_decide(database: Database) -> None:
     )  # fmt: skip
     for declared, where, expected in (
         ("STRING", "code < '20'", [1, 2]), ("STRING", "code >= 'a'", []), ("STRING", "code = '100' OR code IS NULL", [2, 4]),
-        ("BIGINT", "code IN (30, 3000000000)", [3]), ("BIGINT", "day = DATE'2024-01-02'", [1]),
+        ("BIGINT", "code IN (30, 3000000000)", [3]), ("BIGINT", "day = DATE'2024-01-02'", [1]), ("TINYINT", "code <= 30", [1, 3]),
+        ("DECIMAL(12, 1)", "code > 30", [2]), ("DECIMAL(12, 1)", "code > 29.5", [2, 3]),
     ):  # fmt: skip
         table = database.table(
             name, "id", {"lookup.schema": f"id BIGINT, code {declared}, day DATE", "lookup.where": where}
@@ -693,6 +694,11 @@ def test_declared_types_that_do_not_fit(duckdb_file: Database) -> None:
     ):  # fmt: skip
         with pytest.raises(SchemaError, match=rf"is {kinds}.*, its type in lookup.schema"):
             duckdb_file.table(name, "id", {"lookup.schema": f"id INT, {declared}"})
+    duckdb_file.execute(f"INSERT INTO {name} VALUES (3, 1000, NULL, NULL, {{'a': 1, 'b': 2}})")
+    table = duckdb_file.table(name, "id", {"lookup.schema": "id INT, n TINYINT", "lookup.where": "n = 2"})
+    assert table.scan().to_pylist() == [{"id": 2, "n": 2}]  # the condition excludes the row that does not fit
+    struct = {"lookup.schema": "id INT, s STRUCT<A: INT, b: BIGINT>"}
+    assert duckdb_file.table(name, "id", ONCE, struct).get(3) == [{"id": 3, "s": {"A": 1, "b": 2}}]
     for declared, value in (("n BOOLEAN", True), ("t DATE", datetime.date(2024, 1, 2))):
         table = duckdb_file.table(name, "id", ONCE, {"lookup.schema": f"id INT, {declared}"})
         assert [*table.get(1)[0].values()] == [1, value]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -75,11 +76,10 @@ class _Translation:
         return None
 
     def _compare(self, column: Column, op: str, value: Any) -> str | None:
-        # The database compares in its own type: numbers by their size, also where the predicate compares their texts.
         # Spark compares floats and NaN in its own way, and the first and last years stand for infinite times.
         if (
             not column.findable
-            or self._types.field(column.name).type != spark_type(column.type)
+            or not _is_compared_alike(self._types.field(column.name).type, column.type, value)
             or pa.types.is_floating(column.type)
             or isinstance(value, float)
             or pa.types.is_nested(column.type)
@@ -91,3 +91,22 @@ class _Translation:
             return "1 = 0"
         self._parameters.append((value, column))
         return f"{column.key} {op} {column.parameter.format(self._placeholder(len(self._parameters)), array='')}"
+
+
+def _is_compared_alike(declared: pa.DataType, kind: pa.DataType, value: Any) -> bool:
+    """Whether a column's values compare with `value` in the database, where they are of the type `kind`, as they do in the type `declared`.
+
+    The database compares in its own type: numbers by their size, also where the predicate compares their texts.
+    """
+    if declared == spark_type(kind):
+        return True
+    if not all(pa.types.is_integer(number) or pa.types.is_decimal(number) for number in (declared, kind)):
+        return False
+    # The parameter has the column's type, and drivers take no decimal for an integer.
+    if isinstance(value, decimal.Decimal) and pa.types.is_integer(kind):
+        return False
+    try:
+        pa.array([value], kind)
+    except pa.ArrowInvalid:
+        return False
+    return True

@@ -308,8 +308,13 @@ def _converts(kind: pa.DataType, declared: pa.DataType) -> bool:
     """
     (shape, parts), (declared_shape, declared_parts) = split_type(kind), split_type(declared)
     if shape is not None or declared_shape is not None:
-        return shape == declared_shape and all(map(_converts, parts, declared_parts))
+        return _folded(shape) == _folded(declared_shape) and all(map(_converts, parts, declared_parts))
     return is_text(kind) or is_text(declared) or pa.types.is_temporal(kind) == pa.types.is_temporal(declared)
+
+
+def _folded(shape: object) -> object:
+    """The shape of a nested type, with the names of fields in lower case."""
+    return tuple(name.lower() for name in shape) if isinstance(shape, tuple) else shape
 
 
 def _named(columns: Sequence[Column], names: Sequence[str]) -> list[Column]:
