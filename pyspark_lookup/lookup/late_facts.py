@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import logging
 import struct
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Protocol
@@ -22,9 +23,13 @@ import pyarrow as pa
 
 from pyspark_lookup.columnar.keys import SEED, Keys, Numbers, as_array, as_indices, as_int64, distinct_keys
 from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
+from pyspark_lookup.core.log_events import log_event
 from pyspark_lookup.errors import SchemaError
-from pyspark_lookup.lookup.lookup_join import row_sizes
+from pyspark_lookup.lookup.lookup_join import LOOKUP_ERRORS, message_of, row_sizes
 from pyspark_lookup.lookup.version_token import VersionToken
+from pyspark_lookup.options.conf_file import redact
+
+_log = logging.getLogger("pyspark_lookup.join")
 
 PARTS = 16
 _PART_BITS = 4
@@ -57,6 +62,7 @@ class WaitRules:
     `lookup`: 32 hex digits that differ if keys may have other rows in the same version: of another table, by other columns or options.
     `table`: the URL of the table, for errors and log events. `by_key`: the table is asked for the rows of keys, which costs a call, so each key is looked up once for all facts that wait for it. `retry_us`: after
     how many microseconds keys are looked up again in the same version; None: never, because only another version can have their rows.
+    `outlasts_errors`: facts go on waiting if their keys cannot be looked up (`lookup.on-error` = STALE); only with `by_key`.
     """
 
     facts: pa.Schema
@@ -71,12 +77,14 @@ class WaitRules:
     table: str
     by_key: bool = False
     retry_us: int | None = None
+    outlasts_errors: bool = False
 
     def to_text(self) -> str:
         """The rules as text, for tasks."""
         schemas = [text_of_schema(schema) for schema in (self.facts, self.keys, self.added)]
         times = self.wait_us, self.event, self.outer, self.part_rows, self.waited
-        return json.dumps([*schemas, *times, self.lookup, self.table, self.by_key, self.retry_us])
+        of_table = self.lookup, self.table, self.by_key, self.retry_us, self.outlasts_errors
+        return json.dumps([*schemas, *times, *of_table])
 
     @classmethod
     def from_text(cls, text: str) -> WaitRules:
@@ -309,6 +317,7 @@ class LatePart:
         self._over_us = (now_us if rules.event is None else watermark_us) - rules.wait_us
         self._changed = False
         self._version: Version | None = None
+        self._has_failed = False
         self._looked_up_us = 0  # when all keys were last looked up in this version
         self._next = 0
         self._chunks: list[_Chunk] = []
@@ -319,7 +328,8 @@ class LatePart:
 
     def wake(self, version: Version) -> Iterator[pa.RecordBatch]:
         """Results of the waiting facts that have a row in this version. Nothing is looked up if the version is the one of the last lookup, unless
-        keys are to be looked up again (`WaitRules.retry_us`)."""
+        keys are to be looked up again (`WaitRules.retry_us`). If the lookup fails and `WaitRules.outlasts_errors`, they are looked up again after
+        `retry_us`, or else in the next micro-batch."""
         retry_us = self._rules.retry_us
         is_over = retry_us is not None and not 0 <= self._now_us - self._looked_up_us < retry_us
         if version == self._version and not is_over:
@@ -337,6 +347,8 @@ class LatePart:
                         some, matches = repeated[first:last], structs.slice(first, last - first)
                         yield self._rules.join(facts, some, matches, self._waited_us(keys, some))
             self.counts.woken += self._leave(chunk, keys, leaving)
+        if self._has_failed and retry_us is None:
+            version = self._version or (0, 0)  # of no table
         self._version, self._looked_up_us, self._changed = version, self._now_us, True
 
     def _answers(self, version: Version) -> Iterator[tuple[_Chunk, pa.RecordBatch, Iterable[Answer]]]:
@@ -356,7 +368,17 @@ class LatePart:
         columns = [pa.concat_arrays(arrays) for arrays in zip(*(arguments(*chunk) for chunk in chunks), strict=True)]
         asked = Keys(columns)
         distinct, places = distinct_keys(asked, asked.hashes(SEED))
-        answers = list(self._look_up([column.take(as_indices(distinct)) for column in columns], version))
+        try:
+            answers = list(self._look_up([column.take(as_indices(distinct)) for column in columns], version))
+        except LOOKUP_ERRORS as problem:
+            if not self._rules.outlasts_errors:
+                raise
+            self._has_failed = True
+            where = redact("path", self._rules.table)
+            log_event(
+                _log, logging.WARNING, "lookup-failed", table=where, keys=len(distinct), error=message_of(problem)
+            )
+            return
         counts = np.concatenate([counts for _, counts, _ in answers])
         structs = pa.concat_arrays([structs for _, _, structs in answers])
         starts = np.cumsum(counts) - counts

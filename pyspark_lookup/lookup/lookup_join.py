@@ -82,10 +82,10 @@ _log = logging.getLogger("pyspark_lookup.join")
 # The first byte of an error message that stands in the place of a token, if the version could not be resolved.
 _FAILED = b"!"
 _MESSAGE_BYTES = 1000
-_OF_KEY_CACHES = re.compile(r"lookup\.(cache$|partial-cache\.)")
+_OF_KEY_CACHES = re.compile(r"lookup\.(cache$|partial-cache\.|on-error$)")
 _SAMPLE = 1000  # how many keys are examined to find out whether keys repeat
 _VERSIONS_AT_MOST = 2  # how many versions stay open: the current version and the one before
-_CAUGHT = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, DamagedFileError, ReloadFailedError)
+LOOKUP_ERRORS = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, DamagedFileError, ReloadFailedError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,12 +143,8 @@ class LookupSpec:
 
 
 def _without_key_caches(options: Mapping[str, str]) -> dict[str, str]:
-    """The options of a lookup without a partial cache. NULL takes the place of STALE: there are no last rows, and an error is no answer."""
-    kept = {key: text for key, text in options.items() if not _OF_KEY_CACHES.match(key.lower())}
-    return {
-        key: "NULL" if (key.lower(), text.upper()) == ("lookup.on-error", "STALE") else text
-        for key, text in kept.items()
-    }
+    """The options of a lookup without a partial cache, and without STALE, which needs one."""
+    return {key: text for key, text in options.items() if not _OF_KEY_CACHES.match(key.lower())}
 
 
 def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
@@ -166,7 +162,7 @@ def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
     except PysparkLookupError as problem:
         if options.read.on_error is not OnError.NULL:
             raise
-        return _FAILED + _message(problem).encode(errors="replace")[:_MESSAGE_BYTES]
+        return _FAILED + message_of(problem).encode(errors="replace")[:_MESSAGE_BYTES]
     finally:
         engine.publish_metrics()
 
@@ -316,7 +312,7 @@ class Lookup:
                 matches = self._matching(make_batch(), matches, open_version)
             self._engine.time_lookup(started_s)
             self._follow(open_version, resolution, execution)
-        except _CAUGHT as problem:
+        except LOOKUP_ERRORS as problem:
             if self._options.read.on_error is not OnError.NULL:
                 raise
             batch = make_batch()
@@ -324,17 +320,17 @@ class Lookup:
                 (problem.rows, problem.failures) if isinstance(problem, LookupFunctionError) else (None, {})
             )
             where, count = redact("path", self._options.files.path), len(failures) or batch.keys.num_rows
-            log_event(_log, logging.WARNING, "lookup-failed", table=where, keys=count, error=_message(problem))
+            log_event(_log, logging.WARNING, "lookup-failed", table=where, keys=count, error=message_of(problem))
             try:
                 if rows is not None:
                     failed_rows = batch.rows_of(np.array(list(failures), np.int64))
                     failed_keys = failed_rows if batch.places is None else batch.places[failed_rows]
-                    reasons = [_message(failures[key]) for key in failed_keys.tolist()]
+                    reasons = [message_of(failures[key]) for key in failed_keys.tolist()]
                     return self._rows(self._matching(batch, rows, open_version), (failed_rows, reasons))
-                return self._fail(batch, *self._get_cached(open_version, batch.keys), _message(problem), open_version)
+                return self._fail(batch, *self._get_cached(open_version, batch.keys), message_of(problem), open_version)
             except DamagedFileError as bad_network:  # the rows that are at hand have it
                 no_answers = np.zeros(batch.keys.num_rows, np.bool_)
-                return self._fail(batch, self._nothing(), no_answers, _message(bad_network))
+                return self._fail(batch, self._nothing(), no_answers, message_of(bad_network))
         return self._rows(matches, None)
 
     @property
@@ -363,7 +359,7 @@ class Lookup:
         # If a provider has defined the class of the error, this process does not know the class.
         if not isinstance(kind, type) or not issubclass(kind, PysparkLookupError):
             kind, text = LookupFunctionError, message
-        if self._options.read.on_error is not OnError.NULL or not issubclass(kind, _CAUGHT):
+        if self._options.read.on_error is not OnError.NULL or not issubclass(kind, LOOKUP_ERRORS):
             raise kind(text)
 
     def _nothing(self) -> pa.Table:
@@ -371,7 +367,7 @@ class Lookup:
 
     def _get_cached(self, open_version: _OpenVersion | None, table: pa.Table) -> tuple[pa.Table, Numbers]:
         """(the cached rows of the keys in `table`, for each key whether the cache knows its rows). Loads no rows from the store."""
-        with contextlib.suppress(*_CAUGHT):  # the cache may read the bounds of the version's files
+        with contextlib.suppress(*LOOKUP_ERRORS):  # the cache may read the bounds of the version's files
             if open_version is not None and self.spec.keys.names:
                 return get_cached_rows(
                     self._engine.reader, open_version.plan, table, open_version.names, open_version.resolution.version
@@ -516,7 +512,7 @@ class Lookup:
         return LookupRows(numbers, columns)
 
 
-def _message(problem: BaseException) -> str:
+def message_of(problem: BaseException) -> str:
     return f"{type(problem).__name__}: {problem}"
 
 

@@ -40,6 +40,7 @@ from pyspark_lookup.lookup.late_facts import (
     to_bytes,
 )
 from pyspark_lookup.lookup.lookup_join import LookupSpec, PassSpec, Stage, open_pass
+from pyspark_lookup.options.enums import OnError
 from pyspark_lookup.spark.features import StatefulProcessor
 from pyspark_lookup.spark.lookup_pass import Chain, ChainedLookup, relate_versions
 from pyspark_lookup.spark.reading import (
@@ -179,6 +180,7 @@ def _rules(base: DataFrame, lookup: ChainedLookup, wait: Wait) -> WaitRules:
         lookup.table.url,
         lookup.table.parsed.system is not None,
         None if wait.retry_s is None else round(wait.retry_s * 1_000_000),
+        lookup.table.parsed.read.on_error is OnError.STALE,
     )
 
 

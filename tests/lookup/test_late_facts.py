@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.errors import LookupFunctionError, SchemaError
 from pyspark_lookup.lookup.late_facts import PARTS, LatePart, Version, WaitCounts, WaitRules, divide, from_bytes
 from pyspark_lookup.lookup.version_token import VersionToken
 from tests.support.fuzzing import MORE
@@ -52,9 +52,12 @@ class Tables:
     def __init__(self) -> None:
         self.versions: list[Table] = [{}]
         self.looked_up = 0
+        self.failure: Exception | None = None
         self.calls: list[list[str]] = []
 
     def look_up(self, keys: Sequence[pa.Array], version: Version) -> Iterator[tuple[int, Any, pa.StructArray]]:
+        if self.failure is not None:
+            raise self.failure
         table, texts = self.versions[version[0]], keys[0].to_pylist()
         self.looked_up += len(texts)
         self.calls.append(texts)
@@ -324,6 +327,26 @@ def test_a_provider_is_asked_again_in_another_version() -> None:
     rows = world.batch([], 91 * SECOND)
     assert {row[0] for row in rows} == {number for number in range(100) if number % 7 == 6}
     assert sorted(key for call in world.tables.calls for key in call) == [f"key{key}" for key in range(7)]
+
+
+@pytest.mark.parametrize("retry_us", [10 * SECOND, None])
+def test_a_lookup_that_fails(retry_us: int | None) -> None:
+    """With lookup.on-error = STALE facts go on waiting, and are looked up again later; otherwise the error ends the micro-batch."""
+    world, strict_world = (
+        World(rules(by_key=True, retry_us=retry_us, outlasts_errors=stale)) for stale in (True, False)
+    )
+    for each in (world, strict_world):
+        assert each.batch([(1, "a", None)], SECOND) == []
+        each.tables.versions.append({})
+        each.tables.failure = LookupFunctionError("no answer")
+    with pytest.raises(LookupFunctionError, match="no answer"):
+        strict_world.batch([], 20 * SECOND)
+    assert world.batch([], 20 * SECOND) == []
+    world.tables.failure = None
+    world.tables.versions[-1]["a"] = [7]
+    if retry_us is not None:
+        assert world.batch([], 29 * SECOND) == []
+    assert [result[:2] for result in world.batch([], 31 * SECOND)] == [(1, "a")]
 
 
 def test_large_results() -> None:

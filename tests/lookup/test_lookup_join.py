@@ -42,7 +42,7 @@ from pyspark_lookup.lookup.range_match import Match, MatchKind, matching_rows
 from pyspark_lookup.lookup.read import TableReader
 from pyspark_lookup.lookup.runtime import runtime
 from pyspark_lookup.lookup.version_token import VersionToken
-from pyspark_lookup.options.enums import OnError, Overlap
+from pyspark_lookup.options.enums import Overlap
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.sources.providers.functions import LookupFunctionProvider
 from pyspark_lookup.storage.stores import Store, open_store
@@ -698,10 +698,6 @@ def test_a_cache_of_the_conf_file(host: Host, monkeypatch: pytest.MonkeyPatch) -
             function.log.tables.clear()
             assert [host.get(spec, ids(77), token) for _ in range(2)] == [[[]]] * 2
             assert len(function.log.tables) == (0 if caches_keys and options else 1 if caches_keys else 2)
-    lookup = dataclasses.replace(
-        stage.lookup, caches_keys=False
-    )  # STALE without a cache: facts go on waiting while the provider fails
-    assert lookup.parse_options().read.on_error is OnError.NULL
 
 
 @pytest.mark.parametrize("mode", MODES)
