@@ -348,7 +348,7 @@ class LatePart:
                         yield self._rules.join(facts, some, matches, self._waited_us(keys, some))
             self.counts.woken += self._leave(chunk, keys, leaving)
         if self._has_failed and retry_us is None:
-            version = self._version or (0, 0)  # of no table
+            version = self._version or (0, 0)  # that of no table, so the next micro-batch looks the keys up again
         self._version, self._looked_up_us, self._changed = version, self._now_us, True
 
     def _answers(self, version: Version) -> Iterator[tuple[_Chunk, pa.RecordBatch, Iterable[Answer]]]:
@@ -520,7 +520,7 @@ class LatePart:
                 f"{self._rules.table}: rows wait for this table in the stream's checkpoint, but with other columns or keys than the stream has "
                 "now: undo the change until no row waits, or start with a new checkpoint, which loses the waiting rows"
             )
-        # Keys may have other rows in another lookup, even in the same version; and by now also in a version whose files were too new.
+        # Keys may have other rows in another lookup, even in the same version. A file that was too new may have been replaced since.
         is_same = lookup == bytes.fromhex(self._rules.lookup) and VersionToken.from_numbers(first, second).cacheable
         self._version = (first, second) if is_same else None
         index = from_bytes(data[_HEADER.size :], _INDEX).to_pylist()

@@ -94,8 +94,8 @@ class LookupSpec:
 
     `options`: those of the table. `keys`: the table's key columns, in the order of the arguments, and in the arguments' types (if these are not
     known, in the table's types). `columns`: the table's columns to read; the first of them are returned, with the names `names`. `match`: how the
-    last argument, which is then no key, matches some of these columns. `caches_keys`: whether a partial cache may answer, as options say; False:
-    only one that the provider supplies.
+    last argument, which is then no key, matches some of these columns. `caches_keys`: whether the partial cache of the options may answer; False:
+    only the provider's own cache may.
     """
 
     options: Mapping[str, str]
@@ -143,7 +143,7 @@ class LookupSpec:
 
 
 def _without_key_caches(options: Mapping[str, str]) -> dict[str, str]:
-    """The options of a lookup without a partial cache, and without STALE, which needs one."""
+    """The options without `lookup.cache`, those of the partial cache, and `lookup.on-error`, which may need a cache."""
     return {key: text for key, text in options.items() if not _OF_KEY_CACHES.match(key.lower())}
 
 

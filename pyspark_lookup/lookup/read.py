@@ -503,7 +503,7 @@ class TableReader:
         ):
             # A job has removed files of this version. Tasks could not read these files, and could not go on with a newer version either.
             version = self.resolver.resolve_again(table, options, None, version.digest)
-        # Not whether the new version is cacheable: the columns of the last one were read when its files may have been too new.
+        # `last.version`, not `version`: the columns of `last` may come from files that were too new to be trusted.
         if (
             last is not None
             and last.table is table

@@ -379,8 +379,8 @@ class Table:
 Rewrites = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 """For each compaction: (the names of its new files, the names of the files that they replace). The new and the old files have the same rows.
 
-Delete files with keys have names, too. One that applied to a replaced file and stays in the table is among both: without it, the new files
-would lack rows that the replaced files have.
+Delete files with keys have names, too. One that applied to a replaced file and stays in the table is among both, because the new files equal
+the old ones only together with it.
 """
 
 

@@ -93,8 +93,8 @@ class TimeTravel:
     ) -> int:
         """The number of the version that was current at `at`. Raises VersionGoneError for a time before the first commit.
 
-        `commits`: returns the versions and the times of their commits (Unix ms), oldest first; for the time `at` (Unix ms) at least the last
-        commit up to it and the next one, or else the first commits. It is called only if the result is not cached.
+        `commits`: returns the versions and the times of their commits (Unix ms), oldest first. For the time `at` (Unix ms) it may leave
+        out all but the last commit up to it and the next one; if none is as early, all but the first. It is called only if the result is not cached.
         """
         version = self._versions_by_time.get((table_id, at))
         if version is not None:

@@ -259,7 +259,7 @@ class ParquetIndex(FileIndex):
             read_dictionary=None if dictionary is None else [dictionary],
             coerce_int96_timestamp_unit="us",
             pre_buffer=False,
-            # Files of managed tables, which have the table's column names, have page checksums. Those of other writers are not always right,
+            # Files of managed tables, which have the table's column names, have page checksums. Other writers' checksums are sometimes wrong,
             # and Java's reader does not look at them.
             page_checksum_verification=self._file.immutable and self._file.columns is None,
         )

@@ -553,13 +553,13 @@ class DeltaLog:
     def select_commits(
         self, state: DeltaState, commits: Sequence[tuple[int, FileVersion]], at_ms: int
     ) -> Sequence[tuple[int, FileVersion]]:
-        """Those of `commits` whose `commit_times` tell which of them was the last at a time (Unix ms). Reads few commits."""
+        """A few of `commits`, among which `commit_times` finds the last one up to `at_ms` (Unix ms). Reads few commits."""
         since = self._dated_since(state)
         first = bisect.bisect_left(commits, since, key=lambda commit: commit[0])
         dated = commits[first:]
         if dated and self._read_time(dated[-1][1]) <= at_ms:
             return dated[-1:]
-        # The protocol has these times ascend.
+        # The protocol requires these times to ascend.
         count = bisect.bisect_right(dated, at_ms, key=lambda commit: self._read_time(commit[1]))
         return dated[count - 1 : count + 1] if count else commits[: first + 1]
 

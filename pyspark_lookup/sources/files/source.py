@@ -188,7 +188,7 @@ class CommitMarkers:
 
     A job writes `_started_<id>` into a directory, files named `…-tid-<id>-…`, and at its end `_committed_<id>`: a JSON object with the names
     that it has `added`, and those of other files that it has `removed`, which stay there until VACUUM. An empty `_committed_<id>` does not
-    count. Files without `<id>` are visible, and those of an `<id>` without markers: VACUUM removes markers, too.
+    count. Files are also visible if their name has no `<id>`, or if their `<id>` has no markers, because VACUUM removes markers, too.
     """
 
     def __init__(self, blocks: BlockCache) -> None:
@@ -590,7 +590,7 @@ class FilesSource(VersionSource):
         files = self._markers.select_visible(status, files)
         if not len(files):
             raise TableEmptyError(
-                f"there is no table at {redact('path', table.url)}: no stream and no job that wrote its files has committed one"
+                f"there is no table at {redact('path', table.url)}: its files belong to streams or jobs that have not committed: wait for them, or, if you know that none runs, write the table again"
             )
         version = self._to_version(table, files)
         if not ignored_directories:  # whether a job is dead shows only with time

@@ -257,7 +257,7 @@ def _refuse(name: str, table: str, response: Any) -> NoReturn:
         raise refusal
     if status == _FORBIDDEN:
         raise UfsPermissionError(
-            f"the Iceberg catalog {name!r} does not let this principal read {table} ({reason}): have the right to read the table granted to it"
+            f"the Iceberg catalog {name!r} does not let this principal read {table} ({reason}): ask for a grant to read the table"
         )
     if status == _NOT_FOUND and message:
         raise UfsNotFoundError(f"the Iceberg catalog {name!r} has no table {table}: {message}")

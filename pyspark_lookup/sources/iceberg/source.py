@@ -410,8 +410,8 @@ class IcebergSource(VersionSource):
             differences = differing_files(version, earlier_version)
             if differences is not None and any(differences):
                 added, removed = differences
-                # Equality deletes that applied to a removed file may stay, because other files need them, and go in a later commit. Without
-                # them, the files that the compaction wrote lack rows.
+                # Equality deletes that applied to a removed file may stay, because other files need them, and be removed in a later commit. So
+                # the rewrite names them on both sides: the new files equal the old ones only together with them.
                 kept = _equality_names(removed.values()).difference(removed)
                 new, old = (tuple(sorted(kept.union(names))) for names in (added, removed))
                 rewrites = (*rewrites, (new, old))

@@ -107,7 +107,7 @@ class Heartbeats:
     def start(self, write_id: int) -> None:
         """Begin a task of a write. The write's first heartbeat from this process is due `interval_s` after its first task began."""
         now_s = self._context.clock.steady_s()
-        # The entries of writes that have ended go.
+        # Drop the entries of writes that have ended.
         recent = {id_: due_s for id_, due_s in [*self._due_s.items()] if now_s - due_s < self.timeout_s}
         self._due_s = {write_id: now_s + self.interval_s, **recent}
 

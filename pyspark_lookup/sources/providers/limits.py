@@ -408,8 +408,8 @@ class CallGate:
     def give_way(self) -> None:
         """Make the next call wait a moment before it takes a connection.
 
-        The race: whoever waits for a connection looks for one only from time to time. A call that took one at once after another call has freed it
-        would take it from them each time.
+        The race: a waiter looks for a free connection only from time to time. If the next call of this process took the connection as soon as it is
+        free, the waiter would never get it.
         """
         self._gives_way = True
 

@@ -1047,7 +1047,7 @@ class ProvidedTable:
             return True
 
         options = self._call_options
-        # A call must not wait for a connection until other calls of its own lookup have ended.
+        # No more calls at once than connections: otherwise the calls of one lookup would wait for each other.
         at_once = min(options.async_capacity, options.max_connections or options.async_capacity)
         at_once = at_once if isinstance(function, AsyncLookupFunction) else 1
         limit_s = self._limit_s(function, -(-len(pieces) // at_once))

@@ -388,7 +388,7 @@ class LockedFile:
     def take(self) -> int:
         """The descriptor, for the caller to close; -1 if the file is closed.
 
-        The file counts as closed before it is: a child forked in between would close another file that has got this number.
+        `fd` is -1 before the file is closed: a child forked after the close would otherwise close another file that has got this number.
         """
         fd, self.fd = self.fd, -1
         return fd
@@ -424,8 +424,8 @@ class Lock(LockedFile):
         if self.fd >= 0:
             fd = self.take()
             try:
-                # Closing does not unlock it while a forked child has it open: just after the fork, when the child may also free objects of its
-                # parent's other threads, before `_leave_to_parent` runs there.
+                # Just after a fork the child has the file open, too, so closing it here would not unlock it. The child itself must not unlock it:
+                # it may free the lock of another thread of its parent before `_leave_to_parent` runs.
                 if self._process == os.getpid():
                     fcntl.flock(fd, fcntl.LOCK_UN)
             finally:

@@ -173,7 +173,7 @@ class _DuckdbConnection(Connection):
         # Arrow's decimals have fewer digits than HUGEINT, which the driver does not check. The cast fails for a number that has more.
         value = f"{raw}::{_HUGEINT.sub('DECIMAL(38, 0)', kind)}" if _HUGEINT.search(kind) else raw
         parameter = "{}::HUGEINT" if _HUGEINT.fullmatch(kind) else "{}"  # or the column would be cast to DECIMAL
-        if kind == "UHUGEINT":  # it is compared with a HUGEINT as a double
+        if kind == "UHUGEINT":  # DuckDB compares it with a HUGEINT as doubles
             return Column(field.name, field.type, value, raw, parameter, exact=False)
         exact = not (pa.types.is_string(type_) or pa.types.is_floating(type_) or pa.types.is_nested(type_))
         ordered = pa.types.is_integer(type_) or pa.types.is_decimal(type_)

@@ -92,7 +92,7 @@ class _PostgresqlConnection(Connection):
             parameter = "{}::timestamp{array}::timestamptz{array}" if kind == "timestamptz" else "{}"
             taken = (_FIRST_DAY, _LAST_DAY) if kind == "date" else (_FIRST_TIME, 2**63 - 1)
             value = replace_infinite(raw, kind)
-            if kind != "date":  # the cast of this text fails
+            if kind != "date":  # this cast fails, and its error shows the value
                 late = f"({raw}::text || ' is later than {_LAST_INSTANT} UTC')::{kind}"
                 value = f"CASE WHEN {raw} > '{_LAST_INSTANT}' AND {raw} < 'infinity' THEN {late} ELSE {value} END"
             return Column(field.name, _SAME[kind], value, raw, parameter, ordered=True, range=taken, infinite=kind)
