@@ -263,7 +263,7 @@ FAULTS = [
         ("tests/sources/iceberg/test_calls.py::test_what_a_partial_cache_keeps",)),
     Fault("carry-over-ignores-files-of-deletes", "cache/partial/registry.py::Changes.remember",
         replace("[*$version.files, *$keyed]", "[*$version.files, *$keyed[:0]]"),
-        ("tests/sources/managed/test_compaction.py::test_writes_beside_a_compaction",)),
+        ("tests/sources/iceberg/test_columns.py::test_deletes_that_are_added_again",)),
     Fault("compactions-count-as-changes", "cache/partial/registry.py::_read_changed",
         remove("$names = $names - set($replaced) | set($new)"),
         ("tests/sources/managed/test_compaction.py::test_partial_keeps_its_keys",)),
