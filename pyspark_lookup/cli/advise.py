@@ -76,8 +76,10 @@ def advise(path: str, trace: Path | None, options: tuple[str, ...], cache_dir: s
 
 
 def _provided_bytes(option_texts: Mapping[str, str]) -> int | None:
-    """The bytes that the rows of a provider or database take decoded. None if it returns rows by key only; or if they take more than `_READ_AT_MOST`, and
-    can also be looked up by key."""
+    """The bytes that the rows of a provider or database take decoded; None if they are not read as a whole.
+
+    They are not if it returns rows by key only, or if there are more than `_READ_AT_MOST` bytes that can also be looked up by key.
+    """
     options = runtime().effective(parse_options(option_texts))
     engine = runtime().engine(options)
     versions, size = engine.reader.versions, 0
@@ -164,7 +166,7 @@ def advice(
         sizes = tuple(replay(trace, size) for size in _sizes(distinct))
     if decoded_bytes is None:
         reasons = [
-            f"it has more than {_READ_AT_MOST / 1e6:,.0f} MB of rows, or returns them by key only, so it was not read as a whole"
+            f"it has more than {_READ_AT_MOST / 2**20:,.0f} MiB of rows, or returns them by key only, so it was not read as a whole"
         ]
         return Advice(_by_key(sizes, reasons), tuple(reasons), distinct, sizes)
     size_text = f"its rows take {'about ' if estimated else ''}{decoded_bytes / 1e6:,.1f} MB decoded"

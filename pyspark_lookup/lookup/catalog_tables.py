@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pyspark_lookup.columnar.types import CREATE_AGAIN
 from pyspark_lookup.core.decoding import UNREADABLE, as_text
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.options.conf_file import redact
@@ -57,8 +56,8 @@ def table_options(schema: StructType) -> dict[str, str]:
         return {as_text(key): as_text(value) for key, value in json.loads(text).items()}
     except UNREADABLE as problem:
         raise OptionError(
-            f"this table's options, which are in its schema in the catalog, cannot be read ({type(problem).__name__}): "
-            f"{CREATE_AGAIN}"
+            f"this table's options, which are in its schema in the catalog, cannot be read ({type(problem).__name__}): DROP TABLE, which leaves its "
+            "files, and CREATE TABLE … USING lookupcache OPTIONS (path '…' and its other options)"
         ) from None
 
 

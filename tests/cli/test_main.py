@@ -182,7 +182,7 @@ def test_advise_for_a_database(run: Run, tmp_path: Path, monkeypatch: pytest.Mon
         assert advice["options"] == {"lookup.cache": "FULL"}
     else:
         assert advice["options"] == {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1"}
-        assert "more than 0 MB of rows, or returns them by key only" in advice["because"][0]
+        assert "more than 0 MiB of rows, or returns them by key only" in advice["because"][0]
 
 
 def test_a_warm_host(run: Run, dim: Path, cache_dir: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class ManagedTables:
         self._ufs = ufs
         self._context = context
         self._scan_of_files = scan_of_files
-        self._hearts: dict[
+        self._heartbeats: dict[
             tuple[str, float], Heartbeats
         ] = {}  # by the table's URL and the time after which a writer counts as dead
         self._source = next((source for source in kinds.sources if isinstance(source, LogSource)), None)
@@ -111,9 +111,9 @@ class ManagedTables:
         log, table, rows = self._parts(options)
         raise_floor = functools.partial(self._kinds.host.raise_floor, table)
         enclosing, place = self._kinds.enclosing, (log.url, options.kind(WriteOptions).timeout_s)
-        hearts = self._hearts.setdefault(place, Heartbeats(self._ufs, self._context, *place))
+        heartbeats = self._heartbeats.setdefault(place, Heartbeats(self._ufs, self._context, *place))
         return TableWriter(
-            self._ufs, log, self._context, options, table, rows, raise_floor, self.sizes, enclosing, hearts
+            self._ufs, log, self._context, options, table, rows, raise_floor, self.sizes, enclosing, heartbeats
         )
 
     def compactor(self, options: LookupOptions) -> Compactor:

@@ -183,14 +183,14 @@ _log = logging.getLogger("pyspark_lookup.writing")
 
 
 class Aborts:
-    """Aborts writes of the managed table at `log.url`. `hearts`: the heartbeats of the table's writers."""
+    """Aborts writes of the managed table at `log.url`. `heartbeats`: the heartbeats of the table's writers."""
 
-    def __init__(self, ufs: Ufs, log: NotificationLog, context: HostContext, hearts: Heartbeats) -> None:
+    def __init__(self, ufs: Ufs, log: NotificationLog, context: HostContext, heartbeats: Heartbeats) -> None:
         self._ufs = ufs
         self._log = log
         self._context = context
         self._redacted_path = log.redacted_path
-        self.hearts = hearts
+        self.heartbeats = heartbeats
 
     def abort(
         self, job: Job, files: Iterable[DataFile], reason: str = "", batch: Batch | None = None
@@ -257,12 +257,12 @@ class Aborts:
                     name = file.url.removeprefix(self._log.url + "/")
                     if name not in named_paths and job.has_put(name):  # other files in the directory stay
                         self._ufs.delete(file.url)
-            if job.write_id is not None and self._context.clock.steady_s() - job.began_s > self.hearts.interval_s:
-                self.hearts.forget(job.write_id)
+            if job.write_id is not None and self._context.clock.steady_s() - job.began_s > self.heartbeats.interval_s:
+                self.heartbeats.forget(job.write_id)
 
     def abort_dead(self, state: TableState) -> bool:
         """Abort the writes whose writers are dead. Returns whether there were any such writes."""
-        dead = self.hearts.dead(state.table_id, [write.id for write in state.open_writes()])
+        dead = self.heartbeats.dead(state.table_id, [write.id for write in state.open_writes()])
         for write_id in dead:
             nonce, directory = state.writes[write_id].nonce, write_directory(write_id)
             job = Job(state.table_id, write_id, WriteMode.APPEND, directory, state.definition, 0.0, nonce)
@@ -270,9 +270,9 @@ class Aborts:
                 "aborting write %d of %s: its writer has shown no sign of life for lookup.write.timeout = %g s",
                 write_id,
                 self._redacted_path,
-                self.hearts.timeout_s,
+                self.heartbeats.timeout_s,
             )
-            self.abort(job, (), f"no sign of life for {self.hearts.timeout_s:g} s")
+            self.abort(job, (), f"no sign of life for {self.heartbeats.timeout_s:g} s")
         return bool(dead)
 
 
@@ -346,7 +346,7 @@ class TableWriter:
         on_commit: Callable[[str, int], None],
         sizes: WriteSizes,
         enclosing: EnclosingTables,
-        hearts: Heartbeats,
+        heartbeats: Heartbeats,
     ) -> None:
         self._ufs = ufs
         self._enclosing = enclosing
@@ -357,7 +357,7 @@ class TableWriter:
         self._on_commit = on_commit
         self._sizes = sizes
         self._context = context
-        self._aborts = Aborts(ufs, log, context, hearts)
+        self._aborts = Aborts(ufs, log, context, heartbeats)
         self.abort, self.discard = self._aborts.abort, self._aborts.discard
         self._redacted_path = log.redacted_path
 
@@ -773,9 +773,9 @@ class TableWriter:
 
     def _beating(self, job: Job, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         if job.write_id is not None:
-            self._aborts.hearts.start(job.write_id)
+            self._aborts.heartbeats.start(job.write_id)
         for batch in batches:
             if job.write_id is not None:
                 with contextlib.suppress(UfsError):
-                    self._aborts.hearts.beat(job.write_id)
+                    self._aborts.heartbeats.beat(job.write_id)
             yield batch
